@@ -10,7 +10,7 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidInput, PenstockError
-from penstock.offline.convert.base import Axis, Exported, Link
+from penstock.offline.convert.base import Axis, Exported, TensorLink
 from penstock.offline.convert.parity.nodes import How, Nodes
 from penstock.offline.convert.parity.tolerance import UNITS
 from penstock.offline.sessions import signature_of
@@ -22,7 +22,7 @@ _UNITS = 1.0
 
 class OnnxSource:
     """Runs ``proto`` node by node in double precision, and rounds every value with a random error of a few units. Implements
-    ``SourceModel``."""
+    ``FrameworkModel``."""
 
     axes: Mapping[str, tuple[Axis, ...]]
 
@@ -50,7 +50,7 @@ class OnnxSource:
     @property
     def exported(self) -> Exported:
         graph = self._nodes.proto.graph
-        links = [Link(name, name, f"layer {name}") for node in graph.node for name in node.output if name]
+        links = [TensorLink(name, name, f"layer {name}") for node in graph.node for name in node.output if name]
         return Exported("onnx", tuple(links))
 
     def close(self) -> None:

@@ -8,12 +8,12 @@ import numpy as np
 
 from benchmarks.zoo.caffe import Network
 from converted import differences, export
-from penstock.offline.convert.base import ConvertOptions, SourceModel
+from penstock.offline.convert.base import ConvertOptions, FrameworkModel
 from penstock.offline.convert.frameworks.caffe import CONVERTER
 from penstock.tensor import Array
 
 
-def opened(net: Network, folder: Path, options: ConvertOptions = ConvertOptions()) -> SourceModel:  # noqa: B008 - frozen
+def opened(net: Network, folder: Path, options: ConvertOptions = ConvertOptions()) -> FrameworkModel:  # noqa: B008 - frozen
     return CONVERTER.open(net.write(folder, "net"), options)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.zoo.model import ZooModel
 from penstock.errors import PenstockError
-from penstock.offline.convert.base import ConvertOptions, Link
+from penstock.offline.convert.base import ConvertOptions, TensorLink
 from penstock.offline.convert.registry import get_converter
 from penstock.tensor import Array
 
@@ -31,7 +31,7 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]
     return {name: encode(array) if array.dtype == np.object_ else array for name, array in found}
 
 
-def with_outputs(model: onnx.ModelProto, links: tuple[Link, ...]) -> onnx.ModelProto:
+def with_outputs(model: onnx.ModelProto, links: tuple[TensorLink, ...]) -> onnx.ModelProto:
     """A copy of ``model`` with the tensors of ``links`` as outputs."""
     found = onnx.ModelProto()
     found.CopyFrom(model)

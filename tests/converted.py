@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 
 from penstock.artifact import Artifact
-from penstock.offline.convert.base import Exported, SourceModel
+from penstock.offline.convert.base import Exported, FrameworkModel
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array
 
 TOLERANCE = 1e-5
 
 
-def export(source: SourceModel, path: Path, opset: int = 21) -> Exported:
+def export(source: FrameworkModel, path: Path, opset: int = 21) -> Exported:
     """Export ``source``, and check the file and its declared types and shapes."""
     exported = source.export(path, opset)
     onnx.checker.check_model(str(path), full_check=True)
@@ -24,7 +24,7 @@ def export(source: SourceModel, path: Path, opset: int = 21) -> Exported:
 
 
 def differences(
-    source: SourceModel, exported: Exported, path: Path, inputs: Mapping[str, Array]
+    source: FrameworkModel, exported: Exported, path: Path, inputs: Mapping[str, Array]
 ) -> dict[str, tuple[float, str]]:
     """The relative difference of each linked tensor and each output that differs, with its place."""
     proto = onnx.load(path)
@@ -48,7 +48,7 @@ def differences(
     return wrong
 
 
-def inputs_of(source: SourceModel, batch: int, seed: int = 0, size: int = 41) -> dict[str, Array]:
+def inputs_of(source: FrameworkModel, batch: int, seed: int = 0, size: int = 41) -> dict[str, Array]:
     """Normal values; the free dimensions are ``batch`` on axis 0, and about ``size`` on the others."""
     random = np.random.default_rng(seed)
     return {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, TensorLink
 from penstock.offline.convert.worker import serve
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -43,7 +43,7 @@ class CodeModel:
     def export(self, target: Path, opset: int) -> Exported:
         target.write_bytes(b"ONNX %d" % opset)
         self._run("export", target=target)
-        return Exported("fake 1.0", (Link("y", "double", "line 3"),), ("Dropout",), ("be careful",))
+        return Exported("fake 1.0", (TensorLink("y", "double", "line 3"),), ("Dropout",), ("be careful",))
 
     def close(self) -> None: ...
 

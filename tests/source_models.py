@@ -7,12 +7,12 @@ from pathlib import Path
 
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.offline.convert.base import Axis, Exported, Link
+from penstock.offline.convert.base import Axis, Exported, TensorLink
 from penstock.tensor import Array, Signature
 
 
 class OnnxSource:
-    """A ``SourceModel`` that runs ``artifact`` and exports ``exported``."""
+    """A ``FrameworkModel`` that runs ``artifact`` and exports ``exported``."""
 
     def __init__(self, artifact: Artifact, exported: Artifact | Callable[[], Artifact] | None = None) -> None:
         self._model = get_engine("onnxruntime").load(artifact, {"threads": 1})
@@ -34,7 +34,7 @@ class OnnxSource:
         made = self._exported if isinstance(self._exported, Artifact) else self._exported()
         for path, data in made.files().items():
             (target if path == made.file_name else target.parent / path).write_bytes(data)
-        links = tuple(Link(name, name, "layer of the test") for name in self.signature.output_names)
+        links = tuple(TensorLink(name, name, "layer of the test") for name in self.signature.output_names)
         return Exported("test 1.0", links, warnings=("a warning of the exporter",))
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from penstock.artifact import Artifact
 from penstock.errors import PenstockError
 from penstock.inputs.meanings import meanings_of
 from penstock.offline.build import Recipe, build
-from penstock.offline.convert.base import ConvertOptions, SourceModel
+from penstock.offline.convert.base import ConvertOptions, FrameworkModel
 from penstock.offline.convert.convert import Conversion, ConvertKeywords, ParityFailed, convert
 from penstock.offline.convert.parity.cases import Maker
 from penstock.offline.convert.parity.parity import certify
@@ -215,7 +215,7 @@ def _outcome(name: str, model: ZooModel) -> Outcome:
 
 
 @contextlib.contextmanager
-def _exported(model: ZooModel) -> Iterator[tuple[SourceModel, Any, Artifact]]:
+def _exported(model: ZooModel) -> Iterator[tuple[FrameworkModel, Any, Artifact]]:
     """The opened source, its export, and the valid ONNX model."""
     with tempfile.TemporaryDirectory() as folder:
         given = model.make(Path(folder))
@@ -265,7 +265,7 @@ def _served_error(model: ZooModel) -> float:
     return max(errors)
 
 
-def _inputs(source: SourceModel, model: ZooModel) -> dict[str, Array]:
+def _inputs(source: FrameworkModel, model: ZooModel) -> dict[str, Array]:
     """Inputs that the source accepts."""
     if model.options.sample:
         return dict(model.options.sample)

@@ -31,7 +31,7 @@ def _trained(name: str, target: Callable[[Any], Any] = lambda y: y, **params: An
     """Trains with ``params``, and saves the model as ``name``."""
 
     def make(folder: Path) -> Any:
-        import catboost  # noqa: PLC0415
+        import catboost
 
         x, y = _data()
         model = catboost.CatBoost({**_OPTIONS, **params})
@@ -43,14 +43,14 @@ def _trained(name: str, target: Callable[[Any], Any] = lambda y: y, **params: An
 
 
 def _classifier(folder: Path) -> Any:
-    import catboost  # noqa: PLC0415
+    import catboost
 
     x, y = _data()
     return catboost.CatBoostClassifier(**_OPTIONS).fit(x, np.array(["no", "maybe", "yes"])[y])
 
 
 def _categories(folder: Path) -> Any:
-    import catboost  # noqa: PLC0415
+    import catboost
 
     x, y = _data()
     table = np.concatenate([x[:, :2].astype(np.object_), np.array(list("uvw"), np.object_)[y][:, None]], axis=1)

@@ -82,8 +82,8 @@ def write(
     folder: Path, architecture: str, config: Mapping[str, Any], more: Callable[[Path], None] | None = None
 ) -> Path:
     """Write the folder of a random model; ``more`` adds files."""
-    import torch  # noqa: PLC0415 - need not be installed
-    import transformers  # noqa: PLC0415 - the same
+    import torch
+    import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

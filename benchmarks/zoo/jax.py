@@ -18,7 +18,7 @@ def _weights(*shape: int) -> Array:
 
 
 def mlp() -> Any:
-    import jax  # noqa: PLC0415
+    import jax
 
     first, second = _weights(4, 8), _weights(8, 3)
 
@@ -29,8 +29,8 @@ def mlp() -> Any:
 
 
 def attention() -> Any:
-    import jax  # noqa: PLC0415
-    import jax.numpy as jnp  # noqa: PLC0415
+    import jax
+    import jax.numpy as jnp
 
     query, key, value = (_weights(8, 8) + index for index in range(3))
 
@@ -43,8 +43,8 @@ def attention() -> Any:
 
 
 def scan() -> Any:
-    import jax.numpy as jnp  # noqa: PLC0415
-    from jax import lax  # noqa: PLC0415
+    import jax.numpy as jnp
+    from jax import lax
 
     weights = _weights(4, 4)
 
@@ -60,7 +60,7 @@ def scan() -> Any:
 
 
 def while_loop() -> Any:
-    from jax import lax  # noqa: PLC0415
+    from jax import lax
 
     def halve(x: Any) -> Any:
         return lax.while_loop(lambda state: abs(state).max() > 1, lambda state: state / 2, x)
@@ -69,7 +69,7 @@ def while_loop() -> Any:
 
 
 def cond() -> Any:
-    from jax import lax  # noqa: PLC0415
+    from jax import lax
 
     def choose(x: Any) -> Any:
         return lax.cond(x.sum() > 0, lambda y: y * 2, lambda y: y - 1, x)
@@ -78,7 +78,7 @@ def cond() -> Any:
 
 
 def embedding() -> Any:
-    import jax.numpy as jnp  # noqa: PLC0415
+    import jax.numpy as jnp
 
     table = _weights(20, 4)
 
@@ -89,7 +89,7 @@ def embedding() -> Any:
 
 
 def normalise() -> Any:
-    import jax.numpy as jnp  # noqa: PLC0415
+    import jax.numpy as jnp
 
     def normal(x: Any, scale: Any) -> Any:
         mean, deviation = x.mean(-1, keepdims=True), x.std(-1, keepdims=True)
@@ -99,7 +99,7 @@ def normalise() -> Any:
 
 
 def order() -> Any:
-    import jax.numpy as jnp  # noqa: PLC0415
+    import jax.numpy as jnp
 
     def ordered(x: Any) -> Any:
         return jnp.sort(x, axis=-1), jnp.argmax(x, axis=-1), jnp.cumsum(x, axis=-1)
@@ -109,7 +109,7 @@ def order() -> Any:
 
 def cnn() -> Any:
     """A module with batch normalisation and dropout, in training mode."""
-    from flax import nnx  # noqa: PLC0415
+    from flax import nnx
 
     class Cnn(nnx.Module):
         def __init__(self, rngs: Any) -> None:
@@ -126,7 +126,7 @@ def cnn() -> Any:
 
 
 def transformer() -> Any:
-    from flax import nnx  # noqa: PLC0415
+    from flax import nnx
 
     class Block(nnx.Module):
         def __init__(self, rngs: Any) -> None:
@@ -142,9 +142,9 @@ def transformer() -> Any:
 
 
 def linen() -> Any:
-    import jax  # noqa: PLC0415
-    import jax.numpy as jnp  # noqa: PLC0415
-    from flax import linen as nn  # noqa: PLC0415
+    import jax
+    import jax.numpy as jnp
+    from flax import linen as nn
 
     class Mlp(nn.Module):
         @nn.compact
@@ -156,7 +156,7 @@ def linen() -> Any:
 
 
 def singular_values() -> Any:
-    import jax.numpy as jnp  # noqa: PLC0415
+    import jax.numpy as jnp
 
     def values(x: Any) -> Any:
         return jnp.linalg.svd(x, compute_uv=False)

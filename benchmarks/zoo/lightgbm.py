@@ -28,7 +28,7 @@ def _trained(
     target: Callable[[Any], Any] = lambda y: y, category: bool = False, **params: Any
 ) -> Callable[[Path], Any]:
     def make(folder: Path) -> Any:
-        import lightgbm  # noqa: PLC0415
+        import lightgbm
 
         x, y = _data(zeros=params.get("zero_as_missing", False))
         options = {"num_leaves": 7, "min_data_in_leaf": 5, "verbosity": -1, "seed": 0, "num_threads": 1, **params}
@@ -40,7 +40,7 @@ def _trained(
 
 
 def _classifier(folder: Path) -> Any:
-    import lightgbm  # noqa: PLC0415
+    import lightgbm
 
     x, y = _data()
     model = lightgbm.LGBMClassifier(n_estimators=6, num_leaves=7, verbosity=-1, random_state=0, n_jobs=1)

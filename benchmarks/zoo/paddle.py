@@ -10,7 +10,7 @@ from benchmarks.zoo.model import ZooModel
 
 def _saved(network: Callable[[], object], shape: list[int | None], dtype: str = "float32") -> Callable[[Path], object]:
     def make(folder: Path) -> object:
-        import paddle  # noqa: PLC0415
+        import paddle
 
         paddle.disable_static()
         paddle.seed(1)
@@ -24,13 +24,13 @@ def _saved(network: Callable[[], object], shape: list[int | None], dtype: str = 
 
 
 def _mlp() -> object:
-    from paddle import nn  # noqa: PLC0415
+    from paddle import nn
 
     return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3), nn.Softmax())
 
 
 def _cnn() -> object:
-    from paddle import nn  # noqa: PLC0415
+    from paddle import nn
 
     body = [nn.Conv2D(1, 4, 3, padding=1), nn.BatchNorm2D(4), nn.Hardswish(), nn.MaxPool2D(2, ceil_mode=True)]
     head = [nn.Conv2D(4, 4, 3, groups=4, padding=1), nn.AdaptiveAvgPool2D(1), nn.Flatten(), nn.Linear(4, 3)]
@@ -39,7 +39,7 @@ def _cnn() -> object:
 
 def _ocr() -> object:
     """The structure of a text recogniser: convolutions, columns as a sequence, a recurrent layer, scores of each column."""
-    from paddle import nn  # noqa: PLC0415
+    from paddle import nn
 
     class Recogniser(nn.Layer):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -56,19 +56,19 @@ def _ocr() -> object:
 
 
 def _encoder() -> object:
-    from paddle import nn  # noqa: PLC0415
+    from paddle import nn
 
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), 1)
 
 
 def _words() -> object:
-    from paddle import nn  # noqa: PLC0415
+    from paddle import nn
 
     return nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 4), nn.Tanh())
 
 
 def _upsampler() -> object:
-    from paddle import nn  # noqa: PLC0415
+    from paddle import nn
 
     return nn.Sequential(
         nn.Conv2DTranspose(2, 3, 2, stride=2), nn.PReLU(3), nn.Upsample(size=[16, 16], mode="bilinear")
@@ -77,13 +77,13 @@ def _upsampler() -> object:
 
 def _scaled() -> object:
     """Upsampling by a factor, at which paddle2onnx 2.1 ends its process."""
-    from paddle import nn  # noqa: PLC0415
+    from paddle import nn
 
     return nn.Sequential(nn.PReLU(2), nn.Upsample(scale_factor=2, mode="bilinear"))
 
 
 def _gamma() -> object:
-    import paddle  # noqa: PLC0415
+    import paddle
 
     class Gamma(paddle.nn.Layer):  # type: ignore[misc, name-defined]
         def forward(self, x: object) -> object:

@@ -55,133 +55,133 @@ def _fitted(
 
 def _saved(model: Any, folder: Path, save: str) -> Any:
     if save == "skops":
-        import skops.io  # noqa: PLC0415
+        import skops.io
 
         skops.io.dump(model, folder / "model.skops")
     elif save == "joblib":
-        import joblib  # noqa: PLC0415
+        import joblib
 
         joblib.dump(model, folder / "model.joblib", compress=3)
     return folder / f"model.{save}" if save else model
 
 
 def _logistic() -> Any:
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     return make_pipeline(StandardScaler(), LogisticRegression())
 
 
 def _scaled_forest() -> Any:
-    from sklearn.ensemble import RandomForestRegressor  # noqa: PLC0415
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-    from sklearn.preprocessing import MinMaxScaler  # noqa: PLC0415
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MinMaxScaler
 
     return make_pipeline(MinMaxScaler(), RandomForestRegressor(8, random_state=0))
 
 
 def _forest() -> Any:
-    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
+    from sklearn.ensemble import RandomForestClassifier
 
     return RandomForestClassifier(8, max_depth=5, random_state=0)
 
 
 def _extra_trees() -> Any:
-    from sklearn.ensemble import ExtraTreesClassifier  # noqa: PLC0415
+    from sklearn.ensemble import ExtraTreesClassifier
 
     return ExtraTreesClassifier(8, max_depth=5, random_state=0)
 
 
 def _tree() -> Any:
-    from sklearn.tree import DecisionTreeRegressor  # noqa: PLC0415
+    from sklearn.tree import DecisionTreeRegressor
 
     return DecisionTreeRegressor(max_depth=6, random_state=0)
 
 
 def _gradient() -> Any:
-    from sklearn.ensemble import GradientBoostingClassifier  # noqa: PLC0415
+    from sklearn.ensemble import GradientBoostingClassifier
 
     return GradientBoostingClassifier(n_estimators=8, random_state=0)
 
 
 def _histogram() -> Any:
-    from sklearn.ensemble import HistGradientBoostingClassifier  # noqa: PLC0415
+    from sklearn.ensemble import HistGradientBoostingClassifier
 
     return HistGradientBoostingClassifier(max_iter=8, random_state=0)
 
 
 def _svm() -> Any:
-    from sklearn.svm import SVC  # noqa: PLC0415
+    from sklearn.svm import SVC
 
     return SVC()
 
 
 def _neighbours() -> Any:
-    from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415
+    from sklearn.neighbors import KNeighborsClassifier
 
     return KNeighborsClassifier(3)
 
 
 def _network() -> Any:
-    from sklearn.neural_network import MLPRegressor  # noqa: PLC0415
+    from sklearn.neural_network import MLPRegressor
 
     return MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, tol=1e-2, random_state=0)
 
 
 def _clusters() -> Any:
-    from sklearn.cluster import KMeans  # noqa: PLC0415
+    from sklearn.cluster import KMeans
 
     return KMeans(3, n_init=1, random_state=0)
 
 
 def _outliers() -> Any:
-    from sklearn.ensemble import IsolationForest  # noqa: PLC0415
+    from sklearn.ensemble import IsolationForest
 
     return IsolationForest(n_estimators=8, random_state=0)
 
 
 def _stack() -> Any:
-    from sklearn.ensemble import StackingClassifier  # noqa: PLC0415
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
-    from sklearn.tree import DecisionTreeClassifier  # noqa: PLC0415
+    from sklearn.ensemble import StackingClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.tree import DecisionTreeClassifier
 
     return StackingClassifier([("a", LogisticRegression()), ("b", DecisionTreeClassifier(max_depth=3, random_state=0))])
 
 
 def _bins() -> Any:
-    from sklearn.linear_model import Ridge  # noqa: PLC0415
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-    from sklearn.preprocessing import KBinsDiscretizer  # noqa: PLC0415
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import KBinsDiscretizer
 
     return make_pipeline(KBinsDiscretizer(4, quantile_method="averaged_inverted_cdf"), Ridge())
 
 
 def _boosted() -> Any:
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
-    from xgboost import XGBClassifier  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from xgboost import XGBClassifier
 
     return make_pipeline(StandardScaler(), XGBClassifier(n_estimators=5, random_state=0))
 
 
 def _splines() -> Any:
-    from sklearn.linear_model import Ridge  # noqa: PLC0415
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-    from sklearn.preprocessing import SplineTransformer  # noqa: PLC0415
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import SplineTransformer
 
     return make_pipeline(SplineTransformer(), Ridge())
 
 
 def _table(folder: Path) -> Any:
     """Columns of numbers, some missing, of categories and of text."""
-    import pandas as pd  # noqa: PLC0415
-    from sklearn.compose import ColumnTransformer  # noqa: PLC0415
-    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
-    from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415
-    from sklearn.impute import SimpleImputer  # noqa: PLC0415
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler  # noqa: PLC0415
+    import pandas as pd
+    from sklearn.compose import ColumnTransformer
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
     x, y = rows(missing=True)
     rng = np.random.default_rng(1)
@@ -199,9 +199,9 @@ def _table(folder: Path) -> Any:
 
 
 def _text(folder: Path, **options: Any) -> Any:
-    from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
-    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
 
     texts = _TEXTS * 4
     return make_pipeline(TfidfVectorizer(**options), LogisticRegression(C=100)).fit(texts, np.arange(len(texts)) % 3)

@@ -30,7 +30,7 @@ def _trained(
     """Trains with ``params``, and saves the booster as ``name``."""
 
     def make(folder: Path) -> Any:
-        import xgboost  # noqa: PLC0415
+        import xgboost
 
         x, y = _data()
         types = ["q"] * 4 + ["c" if category else "q"]
@@ -44,7 +44,7 @@ def _trained(
 
 def _stopped(folder: Path) -> Any:
     """A classifier that stopped early, so that it does not use its last trees."""
-    import xgboost  # noqa: PLC0415
+    import xgboost
 
     x, y = _data()
     model = xgboost.XGBClassifier(n_estimators=20, max_depth=4, early_stopping_rounds=2, random_state=0)
@@ -55,7 +55,7 @@ def _stopped(folder: Path) -> Any:
 
 def _replaced(folder: Path) -> Any:
     """A regressor to which 0 means missing."""
-    import xgboost  # noqa: PLC0415
+    import xgboost
 
     x, y = _data()
     return xgboost.XGBRegressor(n_estimators=6, max_depth=4, missing=0.0, random_state=0).fit(np.nan_to_num(x), y)

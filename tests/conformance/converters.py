@@ -27,7 +27,7 @@ import pytest
 from benchmarks.zoo.model import ZooModel
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.inputs.meanings import meanings_of
-from penstock.offline.convert.base import Exported, SourceModel
+from penstock.offline.convert.base import Exported, FrameworkModel
 from penstock.offline.convert.detect import detect
 from penstock.offline.convert.parity.cases import Maker
 from penstock.offline.convert.registry import get_converter
@@ -43,7 +43,7 @@ class Opened(msgspec.Struct):
     zoo_model: ZooModel
     given: Any
     folder: Path
-    source: SourceModel | None = None
+    source: FrameworkModel | None = None
     exported: Exported | None = None
     error: PenstockError | None = None
 
@@ -85,7 +85,7 @@ class ConverterConformance:
             found.source.close()
 
     @pytest.fixture
-    def source(self, opened: Opened) -> SourceModel:
+    def source(self, opened: Opened) -> FrameworkModel:
         if opened.zoo_model.diagnosis:
             pytest.skip("cannot be converted")
         if opened.error is not None:
@@ -105,7 +105,7 @@ class ConverterConformance:
         if isinstance(opened.given, Path):
             assert detect(opened.given) == opened.zoo_model.format
 
-    def test_free_dimensions_have_axes(self, source: SourceModel) -> None:
+    def test_free_dimensions_have_axes(self, source: FrameworkModel) -> None:
         for specs in (source.signature.inputs, source.signature.outputs):
             assert len({spec.name for spec in specs}) == len(specs)
         assert source.signature.outputs
@@ -115,14 +115,14 @@ class ConverterConformance:
             assert [axis.index for axis in axes] == [at for at, size in enumerate(spec.shape) if size < 0], spec.name
             assert all(axis.name and (not axis.high or axis.low <= axis.high) for axis in axes)
 
-    def test_outputs_fit_the_signature(self, opened: Opened, source: SourceModel) -> None:
+    def test_outputs_fit_the_signature(self, opened: Opened, source: FrameworkModel) -> None:
         outputs = source.forward(opened.inputs())
         assert sorted(outputs) == sorted(source.signature.output_names)
         for spec in source.signature.outputs:
             assert outputs[spec.name].dtype == spec.datatype.dtype, spec.name
             assert spec.admits(outputs[spec.name].shape), spec.name
 
-    def test_calls_do_not_influence_one_another(self, opened: Opened, source: SourceModel) -> None:
+    def test_calls_do_not_influence_one_another(self, opened: Opened, source: FrameworkModel) -> None:
         assert opened.exported is not None
         inputs = opened.inputs()
         given = {name: array.copy() for name, array in inputs.items()}
@@ -137,14 +137,14 @@ class ConverterConformance:
             for name, array in source.forward(inputs).items():
                 np.testing.assert_array_equal(array, kept[name])
 
-    def test_wrong_inputs_are_refused(self, opened: Opened, source: SourceModel) -> None:
+    def test_wrong_inputs_are_refused(self, opened: Opened, source: FrameworkModel) -> None:
         inputs = opened.inputs()
         name = next(iter(inputs))
         for wrong in ({}, {**inputs, name: np.zeros((1,) * 9, inputs[name].dtype)}):
             with pytest.raises(PenstockError):
                 source.forward(wrong)
 
-    def test_the_export_has_the_signature(self, opened: Opened, source: SourceModel) -> None:
+    def test_the_export_has_the_signature(self, opened: Opened, source: FrameworkModel) -> None:
         proto = onnx.load(opened.target)
         weights = {tensor.name for tensor in proto.graph.initializer}
         assert [one.name for one in proto.graph.input if one.name not in weights] == source.signature.input_names
@@ -158,7 +158,7 @@ class ConverterConformance:
         versions = {one.domain: one.version for one in proto.opset_import}
         assert 7 <= versions.get("", versions.get("ai.onnx", _OPSET)) <= _OPSET
 
-    def test_links_name_tensors_and_values(self, opened: Opened, source: SourceModel) -> None:
+    def test_links_name_tensors_and_values(self, opened: Opened, source: FrameworkModel) -> None:
         exported = opened.exported
         assert exported is not None
         assert exported.exporter
@@ -172,7 +172,7 @@ class ConverterConformance:
         if names:
             assert found
 
-    def test_an_unknown_free_dimension_is_refused(self, opened: Opened, source: SourceModel) -> None:
+    def test_an_unknown_free_dimension_is_refused(self, opened: Opened, source: FrameworkModel) -> None:
         options = msgspec.structs.replace(opened.zoo_model.options, dynamic={"no such input": {0: "n"}})
         found = resolve(opened.given, opened.zoo_model.format, options.weights)
         try:

@@ -1,8 +1,8 @@
-"""Interfaces of conversion: a ``Converter`` opens a source, and a ``SourceModel`` runs and exports the model in its own framework.
+"""Interfaces of conversion: a ``Converter`` opens a source, and a ``FrameworkModel`` runs and exports the model in its own framework.
 
 ::
 
-    source ─ Converter.open ─ SourceModel ─ export ─ ONNX ─ repairs ─ parity against SourceModel.forward ─ certificate
+    source ─ Converter.open ─ FrameworkModel ─ export ─ ONNX ─ repairs ─ parity against FrameworkModel.forward ─ certificate
 
 The tests in ``tests/conformance/converters.py`` check this contract for every converter.
 """
@@ -58,13 +58,13 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     """Python file with ``@penstock.register_op`` definitions."""
 
 
-class Link(msgspec.Struct, frozen=True):
+class TensorLink(msgspec.Struct, frozen=True):
     """Says which tensor of the ONNX model equals which value of the source."""
 
     tensor: str
     """Name of the tensor in the ONNX model."""
     source: str
-    """Name of the value in the source, which ``SourceModel.values`` takes."""
+    """Name of the value in the source, which ``FrameworkModel.values`` takes."""
     where: str = ""
     """The line of the user's source code, or the layer, that makes the value; empty if unknown."""
 
@@ -74,7 +74,7 @@ class Exported(msgspec.Struct, frozen=True):
 
     exporter: str
     """The exporter that succeeded, with its version, as in ``torch.onnx dynamo 2.13.0``."""
-    links: tuple[Link, ...] = ()
+    links: tuple[TensorLink, ...] = ()
     """In the order of execution."""
     random: tuple[str, ...] = ()
     """Operators that give random results, with their places. Outputs that depend on them are not compared."""
@@ -105,7 +105,7 @@ class UnsupportedOperators(Unsupported):
 
 
 @runtime_checkable
-class SourceModel(Protocol):
+class FrameworkModel(Protocol):
     """A model that its framework has loaded. One thread may use it at a time."""
 
     signature: Signature
@@ -118,7 +118,7 @@ class SourceModel(Protocol):
         ...
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Intermediate values of one call, by their ``Link.source``. Values that cannot be had are left out."""
+        """Intermediate values of one call, by their ``TensorLink.source``. Values that cannot be had are left out."""
         ...
 
     def export(self, target: Path, opset: int) -> Exported:
@@ -146,7 +146,7 @@ class Converter(Protocol):
     version: str
     """Version of the framework."""
 
-    def open(self, source: Any, options: ConvertOptions) -> SourceModel:
+    def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         """Load ``source``, a path or an object of the framework.
 
         Raises InvalidModel if the file is broken, InvalidArgument if ``options`` do not fit or are missing (the hint then shows the

@@ -29,7 +29,7 @@ from penstock.errors import (
     prefixed,
 )
 from penstock.offline.apart import apart
-from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, SourceModel
+from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, InputSpec
 from penstock.offline.convert.certificate import Certificate, attach
 from penstock.offline.convert.declarations import parse_dynamic, parse_inputs
 from penstock.offline.convert.parity.parity import certify
@@ -99,7 +99,7 @@ class Conversion(msgspec.Struct, frozen=True):
 class _Opened(NamedTuple):
     """A loaded source, the name and version of its framework, and warnings."""
 
-    model: SourceModel
+    model: FrameworkModel
     framework: str
     notes: tuple[str, ...] = ()
 

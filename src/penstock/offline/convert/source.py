@@ -17,14 +17,14 @@ import numpy as np
 from penstock.artifact import Artifact, Format, format_of, local_path, sha256_of_file
 from penstock.config import did_you_mean
 from penstock.errors import InvalidArgument, InvalidData, InvalidModel, NotFound, PenstockError, Unsupported, quoted
-from penstock.offline.convert.base import SourceModel
+from penstock.offline.convert.base import FrameworkModel
 from penstock.offline.convert.detect import detect
 from penstock.offline.convert.registry import FORMATS
 from penstock.samples.user_code import apart_from_output, is_function, load_object
 from penstock.tensor import Array, DataType
 
 CUSTOM = "custom"
-"""Format of objects that implement ``SourceModel``."""
+"""Format of objects that implement ``FrameworkModel``."""
 _CLASSES = (
     ("torch.jit", "torchscript"),
     ("torch.export", "exported_program"),
@@ -175,7 +175,7 @@ def _object(given: Any, format: str, name: str, weights: Path | None) -> Resolve
 
 def _format_of_object(given: Any) -> str:
     """The format of an object, by its base classes; empty if unknown. A function that takes arguments is one of JAX."""
-    if isinstance(given, SourceModel):
+    if isinstance(given, FrameworkModel):
         return CUSTOM
     for cls in type(given).__mro__:
         for module, format in _CLASSES:

@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 import numpy as np
 
-from penstock.offline.convert.base import Axis, Exported, Link, UnsupportedOperator
+from penstock.offline.convert.base import Axis, Exported, TensorLink, UnsupportedOperator
 from penstock.offline.convert.worker import wire
 from penstock.tensor import DataType, Signature, TensorSpec
 from tests.fuzz.parts import pieces
@@ -20,7 +20,7 @@ _SENT: Sequence[wire.Answer] = (
     wire.Opened("Fake", "1", Signature((_SPEC,), (_SPEC,)), {"x": (Axis(0, "batch"),)}, ("note",)),
     wire.Arrays({"x": np.arange(6, dtype=np.float32).reshape(2, 3), "t": np.array([b"a", b"bc"], np.object_)}),
     wire.Calls(({"x": np.ones(2, np.float32)}, {"x": np.array([b"a"], np.object_)})),
-    wire.Written(Exported("fake", (Link("a", "b", "c"),), ("d",), ("e",))),
+    wire.Written(Exported("fake", (TensorLink("a", "b", "c"),), ("d",), ("e",))),
     wire.Refused("NotFound", "no", "", (UnsupportedOperator("op", "there", "avoid it"),)),
 )
 

@@ -12,7 +12,7 @@ from random import Random
 import joblib
 import numpy as np
 
-from penstock.offline.convert.pickles import BASIC, load_trusted, names_in
+from penstock.offline.convert.tables.pickles import BASIC, load_trusted, names_in
 from tests.fuzz.parts import pieces
 from tests.fuzz.target import DecoderTarget, attempt
 

@@ -16,7 +16,7 @@ pytest.importorskip("onnxscript")
 
 from benchmarks.zoo.huggingface import MODELS, write
 from penstock.errors import InvalidArgument, InvalidModel, NotFound, PenstockError, PermissionDenied, Unsupported
-from penstock.offline.convert.base import ConvertOptions, InputSpec, SourceModel
+from penstock.offline.convert.base import ConvertOptions, FrameworkModel, InputSpec
 from penstock.offline.convert.frameworks.huggingface import CONVERTER, METADATA
 from penstock.tensor import Array, DataType
 
@@ -30,7 +30,7 @@ QUICK = ("bert", "vit", "gpt2_step")
 SIZES = {"batch": 3, "image_batch": 2, "sequence": 7, "past_sequence": 4, "total_sequence": 11, "samples": 777}
 
 
-def inputs_of(source: SourceModel, sizes: dict[str, int] = SIZES) -> dict[str, Array]:
+def inputs_of(source: FrameworkModel, sizes: dict[str, int] = SIZES) -> dict[str, Array]:
     """Plausible inputs of other sizes than the exporter saw."""
     rng, found = np.random.default_rng(1), {}
     for spec in source.signature.inputs:
@@ -46,7 +46,7 @@ def inputs_of(source: SourceModel, sizes: dict[str, int] = SIZES) -> dict[str, A
     return found
 
 
-def check_same(source: SourceModel, model: Path, inputs: dict[str, Array]) -> None:
+def check_same(source: FrameworkModel, model: Path, inputs: dict[str, Array]) -> None:
     session = onnxruntime.InferenceSession(model)
     assert [one.name for one in session.get_inputs()] == source.signature.input_names
     expected, names = source.forward(inputs), [one.name for one in session.get_outputs()]

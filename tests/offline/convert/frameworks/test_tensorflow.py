@@ -19,7 +19,7 @@ tf = pytest.importorskip("tensorflow")
 
 from benchmarks.zoo.tensorflow import MODELS  # noqa: E402
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, PermissionDenied, Unsupported  # noqa: E402
-from penstock.offline.convert.base import ConvertOptions, InputSpec, SourceModel, UnsupportedOperators  # noqa: E402
+from penstock.offline.convert.base import ConvertOptions, FrameworkModel, InputSpec, UnsupportedOperators  # noqa: E402
 from penstock.offline.convert.frameworks.tensorflow import CONVERTER  # noqa: E402
 from penstock.tensor import DataType, Signature  # noqa: E402
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def opened(name: str, folder: Path, **options: Any) -> SourceModel:
+def opened(name: str, folder: Path, **options: Any) -> FrameworkModel:
     model = MODELS[name]
     place = folder / name
     place.mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def test_the_outputs_and_linked_values_are_those_of_tensorflow(name: str, folder
         _check_links(model, written, exported.links, inputs)
 
 
-def _check_links(model: SourceModel, written: onnx.ModelProto, links: Any, inputs: Mapping[str, np.ndarray]) -> None:
+def _check_links(model: FrameworkModel, written: onnx.ModelProto, links: Any, inputs: Mapping[str, np.ndarray]) -> None:
     del written.graph.output[:]
     written.graph.output.extend(onnx.ValueInfoProto(name=link.tensor) for link in links)
     ours, theirs = run(written.SerializeToString(), inputs), model.values(inputs, [link.source for link in links])

@@ -16,7 +16,7 @@ pytest.importorskip("ai_edge_litert")
 
 from benchmarks.zoo.tflite import MODELS
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError
-from penstock.offline.convert.base import ConvertOptions, InputSpec, SourceModel
+from penstock.offline.convert.base import ConvertOptions, FrameworkModel, InputSpec
 from penstock.offline.convert.frameworks.tflite import CONVERTER
 from penstock.tensor import Signature
 
@@ -44,7 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def opened(path: Path, **options: Any) -> SourceModel:
+def opened(path: Path, **options: Any) -> FrameworkModel:
     return CONVERTER.open(path, ConvertOptions(**options))
 
 

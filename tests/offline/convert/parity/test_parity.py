@@ -14,7 +14,7 @@ from benchmarks.onnx_source import OnnxSource
 from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.errors import InvalidArgument
-from penstock.offline.convert.base import ConvertOptions, Exported, Link
+from penstock.offline.convert.base import ConvertOptions, Exported, TensorLink
 from penstock.offline.convert.certificate import Certificate
 from penstock.offline.convert.parity.parity import certify
 from penstock.offline.convert.parity.patience import Patience
@@ -29,7 +29,7 @@ def artifact(model: onnx.ModelProto) -> Artifact:
 
 
 def checked(
-    before: onnx.ModelProto, after: onnx.ModelProto, links: tuple[Link, ...] | None = None, seed: int = 0
+    before: onnx.ModelProto, after: onnx.ModelProto, links: tuple[TensorLink, ...] | None = None, seed: int = 0
 ) -> Certificate:
     source = OnnxSource(artifact(before), before, seed)
     exported = source.exported if links is None else Exported("test", links)
@@ -75,8 +75,8 @@ def test_a_wrong_link_blames_no_innocent_node() -> None:
     model = make("resnet")
     injected = inject(model, "max for average", np.random.default_rng(0))
     assert injected is not None
-    links = [Link(name, name) for node in model.graph.node for name in node.output]
-    links = [Link("n1", "r1") if link.tensor == "n1" else link for link in links]
+    links = [TensorLink(name, name) for node in model.graph.node for name in node.output]
+    links = [TensorLink("n1", "r1") if link.tensor == "n1" else link for link in links]
     found = checked(model, injected.model, tuple(links))
     assert found.first_divergent is not None
     assert any(label in found.first_divergent.node for label in injected.guilty), found.first_divergent

@@ -20,7 +20,7 @@ from penstock.errors import (
     PermissionDenied,
     ResourceExhausted,
 )
-from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, Link, UnsupportedOperators
+from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, TensorLink, UnsupportedOperators
 from penstock.offline.convert.worker.process import Limits
 from penstock.offline.convert.worker.remote import open_remote
 from penstock.tensor import DataType
@@ -74,7 +74,7 @@ def test_a_remote_model_does_what_the_model_does(opened, tmp_path):
     np.testing.assert_array_equal(model.forward(X)["y"], [[2, 4]])
     assert list(model.values(X, ["double", "other"])) == ["double"]
     exported = model.export(tmp_path / "model.onnx", 19)
-    assert exported == Exported("fake 1.0", (Link("y", "double", "line 3"),), ("Dropout",), ("be careful",))
+    assert exported == Exported("fake 1.0", (TensorLink("y", "double", "line 3"),), ("Dropout",), ("be careful",))
     assert (tmp_path / "model.onnx").read_bytes() == b"ONNX 19"
 
 

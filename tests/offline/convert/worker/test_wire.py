@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from penstock.errors import InvalidData, Unsupported
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, InputSpec, Link, UnsupportedOperator
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, InputSpec, TensorLink, UnsupportedOperator
 from penstock.offline.convert.worker import wire
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -42,7 +42,7 @@ MESSAGES = [
     wire.Opened("TensorFlow", "2", Signature((SPEC,), (SPEC,)), {"x": (Axis(0, "batch"),)}, ("a note",)),
     wire.Arrays({"x": np.arange(6, dtype=np.float64).reshape(2, 3), "y": np.zeros((0, 5), ml_dtypes.bfloat16)}),
     wire.Calls(({"x": np.ones(3, np.float32), "s": np.array([b"a"], object)}, {}, {"x": np.zeros(0, np.int64)})),
-    wire.Written(Exported("tf2onnx 1", (Link("a", "b", "c"),), ("d",), ("e",))),
+    wire.Written(Exported("tf2onnx 1", (TensorLink("a", "b", "c"),), ("d",), ("e",))),
     wire.Refused("NotFound", "message", "hint", (UnsupportedOperator("op", "where", "way out"),)),
 ]
 

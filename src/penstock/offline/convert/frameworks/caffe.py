@@ -12,7 +12,7 @@ from onnx import helper
 
 from penstock.artifact import local_path
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, NotFound, Unsupported
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link, SourceModel
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, TensorLink
 from penstock.offline.convert.caffe.caffemodel import read_caffemodel
 from penstock.offline.convert.caffe.layer import Shape, Writer, check_size
 from penstock.offline.convert.caffe.net import Net
@@ -35,7 +35,7 @@ class CaffeConverter:
     name = "caffe"
     version = __version__
 
-    def open(self, source: Any, options: ConvertOptions) -> SourceModel:
+    def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         path = local_path(source)
         given = options.weights
         if path.suffix == ".caffemodel":
@@ -155,7 +155,7 @@ class CaffeSource:
         writer, links = Writer(opset), []
         for layer, _, tops in self._net.write(writer, self._shapes):
             where = f"{self._file}:{layer.fields.line}, layer '{layer.name}' ({layer.kind})"
-            links += [Link(top, top, where) for top in tops]
+            links += [TensorLink(top, top, where) for top in tops]
         inputs, outputs = (
             [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, self._dims[name]) for name in names]
             for names in (self._net.inputs, self._net.outputs)

@@ -16,8 +16,8 @@ import numpy as np
 
 from penstock.errors import InvalidModel
 from penstock.offline.convert.base import ConvertOptions, UnsupportedOperator, UnsupportedOperators
-from penstock.offline.convert.booster import Booster, BoosterModel, loaded, opened
-from penstock.offline.convert.forest import Forest, Tree
+from penstock.offline.convert.tables.booster import Booster, BoosterModel, loaded, opened
+from penstock.offline.convert.tables.forest import Forest, Tree
 from penstock.tensor import Array
 
 _EXPONENT = ("Poisson", "Tweedie", "LogLinQuantile")

@@ -30,7 +30,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidArgument, InvalidModel, NotFound, PermissionDenied, Unsupported
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, InputSpec, SourceModel
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, InputSpec
 from penstock.offline.convert.frameworks.torch import CONVERTER as TORCH
 from penstock.tensor import Array, DataType
 
@@ -55,7 +55,7 @@ class HuggingFaceConverter:
     name = "transformers"
     version = transformers.__version__
 
-    def open(self, source: Any, options: ConvertOptions) -> SourceModel:
+    def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         warnings: tuple[str, ...] = ()
         if isinstance(source, transformers.PreTrainedModel):
             model, files = source.eval(), []
@@ -86,7 +86,7 @@ CONVERTER = HuggingFaceConverter()
 class HuggingFaceModel:
     """The model of the converter of PyTorch, with the limits of the positions and with the files of the folder."""
 
-    def __init__(self, inner: SourceModel, model: Any, files: Sequence[Path], warnings: tuple[str, ...]) -> None:
+    def __init__(self, inner: FrameworkModel, model: Any, files: Sequence[Path], warnings: tuple[str, ...]) -> None:
         self._inner, self._files, self._warnings = inner, files, warnings
         self._about = {
             "architecture": type(model).__name__,

@@ -25,7 +25,7 @@ from jax2onnx import to_onnx
 
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, Unsupported, WrongResult
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, InputSpec, UnsupportedOperators
-from penstock.offline.convert.frameworks.jax_trace import Trace, failed_operator, missing_operators
+from penstock.offline.convert.jax.trace import JaxTrace, failed_operator, missing_operators
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _WIDE = (DataType.INT64, DataType.UINT64, DataType.FP64)
@@ -71,7 +71,7 @@ class JaxModel:
                 f"use {dtype.replace('64', '32')} in the sample or in --inputs",
             )
         self._function = function
-        self._trace: Trace | None = None
+        self._trace: JaxTrace | None = None
         outputs = self._outputs()
         self._names = [one.name for one in outputs]
         if unknown := [name for name in options.outputs if name not in self._names]:
@@ -118,7 +118,7 @@ class JaxModel:
             if not found:
                 raise self._diagnosis(failures)
             best = min(found, key=lambda one: (len(one.random), not one.is_close))
-            self._trace = Trace(self._flat, symbolic, calls, best.proto) if best.way == "patched" else None
+            self._trace = JaxTrace(self._flat, symbolic, calls, best.proto) if best.way == "patched" else None
         onnx.save(best.proto, target)
         links = self._trace.links if self._trace else ()
         return Exported(f"jax2onnx {version('jax2onnx')} {best.way}", links, best.random)

@@ -13,8 +13,8 @@ import numpy as np
 
 from penstock.errors import Unsupported
 from penstock.offline.convert.base import ConvertOptions, UnsupportedOperator, UnsupportedOperators
-from penstock.offline.convert.booster import Booster, BoosterModel, loaded, opened
-from penstock.offline.convert.forest import Forest, Tree
+from penstock.offline.convert.tables.booster import Booster, BoosterModel, loaded, opened
+from penstock.offline.convert.tables.forest import Forest, Tree
 from penstock.tensor import Array
 
 _ZERO = float(np.float32(1e-35))

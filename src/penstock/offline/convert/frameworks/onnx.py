@@ -17,8 +17,8 @@ from penstock.offline.convert.base import (
     Axis,
     ConvertOptions,
     Exported,
-    Link,
-    SourceModel,
+    FrameworkModel,
+    TensorLink,
     UnsupportedOperator,
     UnsupportedOperators,
 )
@@ -41,7 +41,7 @@ class OnnxConverter:
     name = "onnx"
     version: str = onnx.__version__
 
-    def open(self, source: Any, options: ConvertOptions) -> SourceModel:
+    def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         return OnnxSource(_artifact(source), options)
 
 
@@ -103,7 +103,7 @@ class OnnxSource:
         save(artifact_of(converted), target)
         made = {name: node for node in self._source.graph.node for name in node.output if name}
         tensors = [name for node in converted.graph.node for name in node.output if name in made]
-        links = [Link(name, name, f"node '{made[name].name}' ({made[name].op_type})") for name in tensors]
+        links = [TensorLink(name, name, f"node '{made[name].name}' ({made[name].op_type})") for name in tensors]
         random = [
             f"{node.op_type} '{node.name or node.output[0]}'" for node in nodes_of(converted) if node.op_type in _RANDOM
         ]

@@ -23,7 +23,7 @@ from penstock.offline.convert.base import (
     Axis,
     ConvertOptions,
     Exported,
-    Link,
+    TensorLink,
     UnsupportedOperator,
     UnsupportedOperators,
 )
@@ -69,7 +69,7 @@ CONVERTER = PaddleConverter()
 
 
 class PaddleModel:
-    """The ``SourceModel`` of a saved program."""
+    """The ``FrameworkModel`` of a saved program."""
 
     def __init__(self, program: Path, options: ConvertOptions) -> None:
         paddle.enable_static()
@@ -110,7 +110,7 @@ class PaddleModel:
         if done.returncode or not target.exists():
             self._explain(done.stdout + done.stderr, done.returncode)
         made = {name for node in onnx.load(target, load_external_data=False).graph.node for name in node.output}
-        links = tuple(Link(name, name, where) for name, where in self._where.items() if name in made)
+        links = tuple(TensorLink(name, name, where) for name, where in self._where.items() if name in made)
         return Exported(f"paddle2onnx {paddle2onnx.__version__}", links)
 
     def close(self) -> None:

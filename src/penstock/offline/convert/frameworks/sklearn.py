@@ -33,15 +33,22 @@ from penstock.offline.convert.base import (
     Axis,
     ConvertOptions,
     Exported,
-    Link,
+    TensorLink,
     UnsupportedOperator,
     UnsupportedOperators,
 )
-from penstock.offline.convert.booster import Booster, as_tensor
-from penstock.offline.convert.estimators import is_scaler, is_tree, read_trees, write_scaler, write_text, write_tfidf
-from penstock.offline.convert.forest import GraphWriter
-from penstock.offline.convert.pickles import SKLEARN, load_trusted
-from penstock.offline.convert.table import declared, first_step, table_of
+from penstock.offline.convert.tables.booster import Booster, as_tensor
+from penstock.offline.convert.tables.estimators import (
+    is_scaler,
+    is_tree,
+    read_trees,
+    write_scaler,
+    write_text,
+    write_tfidf,
+)
+from penstock.offline.convert.tables.forest import GraphWriter
+from penstock.offline.convert.tables.pickles import SKLEARN, load_trusted
+from penstock.offline.convert.tables.table import declared, first_step, table_of
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -84,7 +91,7 @@ CONVERTER = SklearnConverter()
 
 
 class SklearnModel:
-    """The ``SourceModel`` of an estimator."""
+    """The ``FrameworkModel`` of an estimator."""
 
     def __init__(self, model: Any, options: ConvertOptions) -> None:
         self._model, self._table = _prepared(model), table_of(model)
@@ -163,13 +170,13 @@ class SklearnModel:
     def close(self) -> None:
         pass
 
-    def _links(self, graph: onnx.GraphProto, topology: Any) -> Iterator[Link]:
+    def _links(self, graph: onnx.GraphProto, topology: Any) -> Iterator[TensorLink]:
         made = {name for node in graph.node for name in node.output}
         steps = {id(step): name for name, step in getattr(self._model, "steps", ())[:-1]}
         for operator in topology.unordered_operator_iterator():
             if id(operator.raw_operator) in steps and operator.outputs[0].onnx_name in made:
                 name = steps[id(operator.raw_operator)]
-                yield Link(operator.outputs[0].onnx_name, name, f"step '{name}' of the pipeline")
+                yield TensorLink(operator.outputs[0].onnx_name, name, f"step '{name}' of the pipeline")
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.signature.check(inputs)

@@ -1,6 +1,7 @@
 """TensorFlow: SavedModels, Keras models and frozen graphs, through tf2onnx.
 
-Every source becomes a ``Function``, which is traced for the declared inputs. The trace is the reference; its frozen graph is exported.
+Every source becomes a ``TensorFlowFunction``, which is traced for the declared inputs. The trace is the reference; its
+frozen graph is exported.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ import tensorflow as tf
 from tf2onnx import tf_loader
 
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported, shortened
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link, SourceModel
-from penstock.offline.convert.frameworks import keras
-from penstock.offline.convert.frameworks import tensorflow_sources as sources
-from penstock.offline.convert.frameworks import tf2onnx as exporter
-from penstock.offline.convert.frameworks import tf2onnx_links as linking
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, TensorLink
+from penstock.offline.convert.tensorflow import exporter, keras, sources
+from penstock.offline.convert.tensorflow import links as linking
 from penstock.tensor import Array, Signature, TensorSpec
 
 _RANDOM = (
@@ -47,13 +46,13 @@ class TensorFlowConverter:
     name = "tensorflow"
     version: str = tf.__version__
 
-    def open(self, source: Any, options: ConvertOptions) -> SourceModel:
+    def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         if options.ops is not None:
             _run(options.ops)
         function = _function(source, options)
         specs = sources.declared(function.inputs, options)
         try:
-            return TensorFlowModel(function, specs, options)
+            return _TensorFlowModel(function, specs, options)
         except PenstockError:
             raise
         except Exception as error:
@@ -65,10 +64,10 @@ class TensorFlowConverter:
 CONVERTER = TensorFlowConverter()
 
 
-class TensorFlowModel:
+class _TensorFlowModel:
     """A traced function. Its frozen graph is made when it is first needed."""
 
-    def __init__(self, function: sources.Function, specs: Sequence[Any], options: ConvertOptions) -> None:
+    def __init__(self, function: sources.TensorFlowFunction, specs: Sequence[Any], options: ConvertOptions) -> None:
         self._function = function
         self._specs = tuple(specs)
         self._kept = options.outputs
@@ -136,7 +135,7 @@ class TensorFlowModel:
             request = exporter.Request(self._renamed, self.signature, self.axes, arguments)
             model = exporter.converted(request, opset)
         exporter.write(model, target)
-        links: tuple[Link, ...] = tuple(linking.links(model, shapes, self._renamed))
+        links: tuple[TensorLink, ...] = tuple(linking.links(model, shapes, self._renamed))
         return Exported(f"tf2onnx {exporter.VERSION}", links, random)
 
     def close(self) -> None:
@@ -187,7 +186,7 @@ class TensorFlowModel:
         self._renamed = dict(zip(ours[0] + ours[1], [spec.name for spec in self._specs] + outputs, strict=True))
 
 
-def _function(source: Any, options: ConvertOptions) -> sources.Function:
+def _function(source: Any, options: ConvertOptions) -> sources.TensorFlowFunction:
     if isinstance(source, Path):
         return _file(source, options)
     if isinstance(source, keras.KerasModel):
@@ -199,7 +198,7 @@ def _function(source: Any, options: ConvertOptions) -> sources.Function:
     )
 
 
-def _file(path: Path, options: ConvertOptions) -> sources.Function:
+def _file(path: Path, options: ConvertOptions) -> sources.TensorFlowFunction:
     if path.is_dir():
         return sources.saved_model(path)
     if keras.is_keras(path):

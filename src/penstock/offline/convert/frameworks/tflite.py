@@ -15,9 +15,9 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported, shortened
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, SourceModel
-from penstock.offline.convert.frameworks import tf2onnx as exporter
-from penstock.offline.convert.frameworks import tf2onnx_links as linking
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel
+from penstock.offline.convert.tensorflow import exporter
+from penstock.offline.convert.tensorflow import links as linking
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _MAGIC = b"TFL3"
@@ -27,7 +27,7 @@ class TfLiteConverter:
     name = "tflite"
     version: str = ai_edge_litert.__version__
 
-    def open(self, source: Any, options: ConvertOptions) -> SourceModel:
+    def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         path = Path(source)
         data = path.read_bytes()
         if data[4:8] != _MAGIC:
@@ -42,13 +42,13 @@ class TfLiteConverter:
             interpreter.allocate_tensors()
         except Exception as error:
             raise _refusal(error) from error
-        return TfLiteModel(path, interpreter, options)
+        return _TfLiteModel(path, interpreter, options)
 
 
 CONVERTER = TfLiteConverter()
 
 
-class TfLiteModel:
+class _TfLiteModel:
     """One interpreter. The batch is free only if the file says so."""
 
     def __init__(self, path: Path, interpreter: Any, options: ConvertOptions) -> None:

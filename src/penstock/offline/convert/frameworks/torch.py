@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from penstock.errors import InvalidArgument, Unsupported
-from penstock.offline.convert.base import ConvertOptions, SourceModel
+from penstock.offline.convert.base import ConvertOptions, FrameworkModel
 from penstock.offline.convert.torch.files import load_weights, read_file
 from penstock.offline.convert.torch.source import open_exported, open_module
 
@@ -22,7 +22,7 @@ class TorchConverter:
     name = "torch"
     version: str = torch.__version__.partition("+")[0]
 
-    def open(self, source: Any, options: ConvertOptions) -> SourceModel:
+    def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         """``source`` is a path, a module, an exported program, a function of tensors, or a function that makes one of them."""
         made = read_file(Path(source), options) if isinstance(source, (str, os.PathLike)) else _made(source)
         if options.weights is not None:

@@ -14,8 +14,8 @@ import xgboost
 
 from penstock.errors import Unsupported
 from penstock.offline.convert.base import ConvertOptions
-from penstock.offline.convert.booster import Booster, BoosterModel, loaded, opened
-from penstock.offline.convert.forest import Forest, Tree
+from penstock.offline.convert.tables.booster import Booster, BoosterModel, loaded, opened
+from penstock.offline.convert.tables.forest import Forest, Tree
 from penstock.tensor import Array
 
 _LOGISTIC = ("binary:logistic", "reg:logistic")

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.offline.convert.base import Link, SourceModel
+from penstock.offline.convert.base import FrameworkModel, TensorLink
 from penstock.offline.convert.certificate import Divergence
-from penstock.offline.convert.parity.compare import Difference, compare, statistics
+from penstock.offline.convert.parity.compare import OutputDifference, compare, statistics
 from penstock.offline.convert.parity.nodes import NodeError, Nodes
-from penstock.offline.convert.parity.tolerance import Rounding
+from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.tensor import Array
 
 _NAMED = 24
@@ -39,8 +39,8 @@ class Blame:
     def __init__(
         self,
         nodes: Nodes,
-        source: SourceModel,
-        links: Sequence[Link],
+        source: FrameworkModel,
+        links: Sequence[TensorLink],
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> None:
@@ -83,12 +83,12 @@ class Blame:
                 weak = weak or self._divergence(tensor, got, difference)
         return weak
 
-    def _check(self, tensor: str, instead: Mapping[str, Array]) -> tuple[Array, Difference]:
+    def _check(self, tensor: str, instead: Mapping[str, Array]) -> tuple[Array, OutputDifference]:
         given = {**self._inputs, **self._values, **instead}
         want = given.pop(tensor)
         with np.errstate(all="ignore"):
             got = self._nodes.run(given, [tensor])[tensor]
-        return got, compare(tensor, want, got, Rounding(self._nodes, given, [tensor]), is_extreme=True)
+        return got, compare(tensor, want, got, RoundingModel(self._nodes, given, [tensor]), is_extreme=True)
 
     def _confirmed(self, tensor: str, got: Array) -> str:
         """Whether the difference of ``tensor`` is that of a node (``sure``), of the link, or without effect (``weak``)."""
@@ -136,7 +136,7 @@ class Blame:
             found=error.message,
         )
 
-    def _divergence(self, tensor: str, got: Array, difference: Difference) -> Divergence:
+    def _divergence(self, tensor: str, got: Array, difference: OutputDifference) -> Divergence:
         link = self._links.get(tensor)
         return Divergence(
             node=self._part(tensor),
@@ -148,7 +148,7 @@ class Blame:
         )
 
 
-def of_failure(nodes: Nodes, links: Sequence[Link], inputs: Mapping[str, Array], reason: str) -> Divergence:
+def of_failure(nodes: Nodes, links: Sequence[TensorLink], inputs: Mapping[str, Array], reason: str) -> Divergence:
     """The node that fails on ``inputs``, although the source accepts them."""
     label, made = "", set[str]()
     try:
@@ -168,7 +168,7 @@ def of_failure(nodes: Nodes, links: Sequence[Link], inputs: Mapping[str, Array],
     )
 
 
-def of_output(nodes: Nodes, name: str, want: Any, got: Any, difference: Difference) -> Divergence:
+def of_output(nodes: Nodes, name: str, want: Any, got: Any, difference: OutputDifference) -> Divergence:
     """The node that computes the output ``name``, if no earlier value of the source is known."""
     index = nodes.makers.get(name)
     return Divergence(

@@ -40,7 +40,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Maker:
-    """Makes cases for the inputs of ``signature``. ``axes`` describe the free dimensions as ``SourceModel.axes`` does."""
+    """Makes cases for the inputs of ``signature``. ``axes`` describe the free dimensions as ``FrameworkModel.axes`` does."""
 
     def __init__(
         self, signature: Signature, axes: Mapping[str, Sequence[Axis]], meanings: Mapping[str, Meaning], seed: int

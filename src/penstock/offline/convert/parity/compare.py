@@ -7,7 +7,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from penstock.offline.convert.parity.tolerance import UNITS, Rounding
+from penstock.offline.convert.parity.tolerance import UNITS, RoundingModel
 from penstock.tensor import Array
 
 _EQUAL = 4.0
@@ -22,7 +22,7 @@ _DECIDES = 0.1
 """Tolerance, relative to the output, below which a comparison says something."""
 
 
-class Difference(msgspec.Struct, frozen=True):
+class OutputDifference(msgspec.Struct, frozen=True):
     """The result of comparing one tensor."""
 
     error: float = 0.0
@@ -36,21 +36,23 @@ class Difference(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-def compare(name: str, want: Array, got: Array, rounding: Rounding, *, is_extreme: bool = False) -> Difference:
+def compare(
+    name: str, want: Array, got: Array, rounding: RoundingModel, *, is_extreme: bool = False
+) -> OutputDifference:
     """Compare ``want``, the tensor ``name`` of the source, with ``got``. With ``is_extreme``, values may exceed the range of FP32."""
     found = _compare(name, want, got, rounding)
     if found.reason and is_extreme and (rounding.exact(name) is None or rounding.overflows):
-        return Difference(decides=False)
+        return OutputDifference(decides=False)
     return found
 
 
-def _compare(name: str, want: Array, got: Array, rounding: Rounding) -> Difference:
+def _compare(name: str, want: Array, got: Array, rounding: RoundingModel) -> OutputDifference:
     if _kind(want) != _kind(got):
-        return Difference(inf, 0.0, f"is {got.dtype}, but {want.dtype} in the source")
+        return OutputDifference(inf, 0.0, f"is {got.dtype}, but {want.dtype} in the source")
     if want.shape != got.shape:
         if any(np.shape(one) != np.shape(got) for one in rounding.noisy(name)):
-            return Difference(decides=False, note="its size depends on rounding")
-        return Difference(inf, 0.0, f"has shape {list(got.shape)}, but {list(want.shape)} in the source")
+            return OutputDifference(decides=False, note="its size depends on rounding")
+        return OutputDifference(inf, 0.0, f"has shape {list(got.shape)}, but {list(want.shape)} in the source")
     if _kind(want) != "f":
         return _discrete(name, want, got, rounding)
     return _floats(name, want.astype(np.float64), got.astype(np.float64), _unit(want, got), rounding)
@@ -80,32 +82,32 @@ def _unit(want: Array, got: Array) -> float:
     return max(UNITS.get(want.dtype, 0.0), UNITS.get(got.dtype, 0.0))
 
 
-def _discrete(name: str, want: Array, got: Array, rounding: Rounding) -> Difference:
+def _discrete(name: str, want: Array, got: Array, rounding: RoundingModel) -> OutputDifference:
     differs = np.asarray(want != got)
     if not differs.any():
-        return Difference()
+        return OutputDifference()
     share = float(differs.mean())
     for stepped in (False, True) if rounding.has_steps else (False,):
         runs = rounding.noisy(name, stepped=stepped)
         if any(np.shape(one) != got.shape for one in runs):
-            return Difference(decides=False, note="its size depends on rounding")
+            return OutputDifference(decides=False, note="its size depends on rounding")
         exact = rounding.exact(name)
         tied = np.zeros(got.shape, bool)
         for one in runs:
             tied |= np.asarray(one != exact)
         if not (differs & ~tied).any():
-            return Difference(
+            return OutputDifference(
                 share, float(tied.mean()), decides=not tied.all(), note="some values are ties, which rounding decides"
             )
-    return Difference(share, 0.0, f"{int(differs.sum())} of {differs.size} values differ")
+    return OutputDifference(share, 0.0, f"{int(differs.sum())} of {differs.size} values differ")
 
 
-def _floats(name: str, want: Array, got: Array, unit: float, rounding: Rounding) -> Difference:  # noqa: PLR0911
+def _floats(name: str, want: Array, got: Array, unit: float, rounding: RoundingModel) -> OutputDifference:  # noqa: PLR0911
     compared, reason = _finite(name, want, got, rounding)
     if reason:
-        return Difference(inf, 0.0, reason)
+        return OutputDifference(inf, 0.0, reason)
     if not compared.any():
-        return Difference(decides=not want.size)
+        return OutputDifference(decides=not want.size)
     want, got = np.where(compared, want, 0.0), np.where(compared, got, 0.0)
     scale = float(np.abs(want).max())
     error = np.abs(want - got)
@@ -124,7 +126,7 @@ def _floats(name: str, want: Array, got: Array, unit: float, rounding: Rounding)
     for stepped in (False, True) if rounding.has_steps else (False,):
         runs = rounding.noisy(name, stepped=stepped)
         if any(np.shape(one) != got.shape for one in runs):
-            return Difference(decides=False, note="its size depends on rounding")
+            return OutputDifference(decides=False, note="its size depends on rounding")
         spread = _spread(runs, exact, compared) if exact is not None else np.zeros(got.shape)
         allowed = np.maximum(allowed, _NOISY * spread)
         if (error <= allowed).all() or _is_sparse_noise(error, spread):
@@ -153,16 +155,16 @@ def _is_sparse_noise(error: Array, spread: Array) -> bool:
     )
 
 
-def _summary(error: Array, allowed: Array, scale: float) -> Difference:
+def _summary(error: Array, allowed: Array, scale: float) -> OutputDifference:
     """The largest error among the elements beyond their tolerance, or among all if there are none, in units of ``scale``."""
     beyond = error > allowed
     at = np.unravel_index(int(np.where(beyond, error, -1.0).argmax() if beyond.any() else error.argmax()), error.shape)
     unit = scale or 1.0
     decides = bool(np.median(allowed) <= _DECIDES * unit)
-    return Difference(float(error[at] / unit), float(allowed[at] / unit), decides=decides)
+    return OutputDifference(float(error[at] / unit), float(allowed[at] / unit), decides=decides)
 
 
-def _finite(name: str, want: Array, got: Array, rounding: Rounding) -> tuple[Array, str]:
+def _finite(name: str, want: Array, got: Array, rounding: RoundingModel) -> tuple[Array, str]:
     """The elements to compare, and why NaN and infinities in other elements differ; empty if they do not."""
     special = ~np.isfinite(want) | ~np.isfinite(got)
     if not special.any():

@@ -20,14 +20,14 @@ from penstock.errors import InvalidArgument, PenstockError
 from penstock.inputs.meanings import meanings_of
 from penstock.inputs.sizes import Shapes
 from penstock.offline.apart import apart
-from penstock.offline.convert.base import ConvertOptions, Exported, Probing, SourceModel
+from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, Probing
 from penstock.offline.convert.certificate import Certificate, Divergence
 from penstock.offline.convert.parity.blame import Blame, of_failure, of_output
 from penstock.offline.convert.parity.cases import Case, Maker
-from penstock.offline.convert.parity.compare import Difference, compare
+from penstock.offline.convert.parity.compare import OutputDifference, compare
 from penstock.offline.convert.parity.nodes import Nodes
 from penstock.offline.convert.parity.patience import Patience
-from penstock.offline.convert.parity.tolerance import Rounding
+from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import loaded
@@ -39,7 +39,7 @@ _BLAMED = 3
 _KEPT_BYTES = 1 << 32
 """The sessions of the ONNX model stay loaded up to this size."""
 
-_MISSING = Difference(np.inf, 0.0, "is missing")
+_MISSING = OutputDifference(np.inf, 0.0, "is missing")
 
 Outputs = Mapping[str, Array]
 Progress = Callable[[str], None]
@@ -47,7 +47,7 @@ Progress = Callable[[str], None]
 
 def certify(
     artifact: Artifact,
-    source: SourceModel,
+    source: FrameworkModel,
     exported: Exported,
     options: ConvertOptions,
     seed: int = 0,
@@ -70,7 +70,7 @@ class _Failure(NamedTuple):
     reason: str
     name: str = ""
     got: Array | None = None
-    difference: Difference = Difference(np.inf)
+    difference: OutputDifference = OutputDifference(np.inf)
     is_optimised: bool = False
 
 
@@ -80,7 +80,7 @@ class Parity:
     def __init__(
         self,
         artifact: Artifact,
-        source: SourceModel,
+        source: FrameworkModel,
         exported: Exported,
         seed: int,
         progress: Progress,
@@ -93,7 +93,7 @@ class Parity:
         self._maker = Maker(source.signature, source.axes, meanings, seed)
         self._random: set[str] = set()
         self._count = 0
-        self._worst: Difference = Difference()
+        self._worst: OutputDifference = OutputDifference()
         self._decided: set[str] = set()
         self._failures: list[_Failure] = []
         self._notes: dict[str, None] = {}
@@ -197,7 +197,9 @@ class Parity:
         self._count += 1
         names = [name for name in want if name not in self._random]
         rounding = (
-            _Unknown(self._nodes, {}, []) if case.is_empty else Rounding(self._nodes, case.inputs, names, self._seed)
+            _Unknown(self._nodes, {}, [])
+            if case.is_empty
+            else RoundingModel(self._nodes, case.inputs, names, self._seed)
         )
         for as_written in (True, False):
             try:
@@ -224,7 +226,7 @@ class Parity:
         with loaded(self._artifact, as_written=as_written) as model:
             return model.forward(case.inputs)
 
-    def _note(self, name: str, difference: Difference, case: Case) -> None:
+    def _note(self, name: str, difference: OutputDifference, case: Case) -> None:
         if difference.decides and not case.is_empty:
             self._decided.add(name)
         if difference.note:
@@ -256,7 +258,7 @@ class Parity:
             exporter=self._exported.exporter,
         )
 
-    def _blame(self) -> tuple[Difference, Divergence]:
+    def _blame(self) -> tuple[OutputDifference, Divergence]:
         first = self._failures[0]
         self._notes[first.reason] = None
         if first.is_optimised:
@@ -283,7 +285,7 @@ class Parity:
         return first.difference, of_output(self._nodes, first.name, first.want[first.name], first.got, first.difference)
 
 
-class _Unknown(Rounding):
+class _Unknown(RoundingModel):
     """Of calls with empty tensors, on which a kernel may end the process: only differences without rounding are compared."""
 
     def exact(self, name: str) -> None:

@@ -41,7 +41,7 @@ class Patience:
                 self._largest, self._largest_s = elements, seconds
 
     def _predicted_s(self, case: Case) -> float:
-        """The time of the largest call so far, in proportion to the sizes if ``case`` is larger."""
+        """The time of the largest call so far, in proportion to the sizes."""
         return self._largest_s * _elements(case) / self._largest
 
 

@@ -37,7 +37,7 @@ _RUNS = 8
 """With 8 runs, a tie within the noise is missed with a probability of 1/256."""
 
 
-class Rounding:
+class RoundingModel:
     """The rounding in one call of ``nodes``, from the tensors ``given`` to the tensors ``wanted``. It is computed when needed."""
 
     def __init__(self, nodes: Nodes, given: Mapping[str, Any], wanted: Collection[str], seed: int = 0) -> None:

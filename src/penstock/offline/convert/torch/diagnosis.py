@@ -38,7 +38,7 @@ _RULES = (
 )
 
 
-class Failure(msgspec.Struct):
+class ExportFailure(msgspec.Struct):
     """An exporter that failed."""
 
     exporter: str
@@ -71,7 +71,7 @@ class Failure(msgspec.Struct):
         return next((hint for pattern, _, hint in _RULES if re.search(pattern, self.text)), "")
 
 
-def diagnosis(failures: Sequence[Failure], module: Any, example: Sequence[torch.Tensor]) -> PenstockError:
+def diagnosis(failures: Sequence[ExportFailure], module: Any, example: Sequence[torch.Tensor]) -> PenstockError:
     """The error that explains why no exporter converts the model."""
     for failure in failures:
         if isinstance(failure.error, (EngineUnavailable, UnsupportedOperators)):

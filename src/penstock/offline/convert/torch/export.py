@@ -29,10 +29,10 @@ from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
-from penstock.offline.convert.custom_ops import CustomOp
 from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
-from penstock.offline.convert.torch.diagnosis import Failure, diagnosis, missing_operators
+from penstock.offline.convert.torch.custom_ops import CustomOp
+from penstock.offline.convert.torch.diagnosis import ExportFailure, diagnosis, missing_operators
 from penstock.tensor import Array
 
 _LEAST_DYNAMO_OPSET = 18
@@ -41,7 +41,7 @@ _Made = tuple[Exported, links.Values | None]
 
 
 @dataclasses.dataclass
-class Job:
+class ExportJob:
     """What the exporters need. Either ``module`` or ``program`` is set."""
 
     inputs: list[str]
@@ -61,12 +61,12 @@ class Job:
     warnings: Sequence[str] = ()
 
 
-_Way = Callable[[Job, Path, int], _Made]
+_Way = Callable[[ExportJob, Path, int], _Made]
 
 
-def export(job: Job, target: Path, opset: int) -> _Made:
+def export(job: ExportJob, target: Path, opset: int) -> _Made:
     """Write the model to ``target``. Raises UnsupportedOperators, Unsupported."""
-    failures: list[Failure] = []
+    failures: list[ExportFailure] = []
     _by_operator(job, "torch")  # an operator that does not exist is the user's mistake, not a failure of an exporter
     for name, way in _ways(job, opset):
         try:
@@ -74,7 +74,7 @@ def export(job: Job, target: Path, opset: int) -> _Made:
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - exporters raise anything; the diagnosis reports it
-            failures.append(Failure(name, error))
+            failures.append(ExportFailure(name, error))
             for leftover in (target, target.with_name(target.name + ".data")):
                 leftover.unlink(missing_ok=True)
     for name, way in _ways(job, opset):
@@ -86,7 +86,14 @@ def export(job: Job, target: Path, opset: int) -> _Made:
 
 
 def _tried(
-    job: Job, target: Path, opset: int, name: str, way: _Way, failures: Sequence[Failure], *, is_last: bool = False
+    job: ExportJob,
+    target: Path,
+    opset: int,
+    name: str,
+    way: _Way,
+    failures: Sequence[ExportFailure],
+    *,
+    is_last: bool = False,
 ) -> _Made:
     """The model that one exporter writes. If ``is_last``, the values are left to the proof that follows."""
     notes: list[str] = []
@@ -99,7 +106,7 @@ def _tried(
     return msgspec.structs.replace(exported, exporter=f"torch.onnx {name} {version}", warnings=told), values
 
 
-def _ways(job: Job, opset: int) -> Iterator[tuple[str, _Way]]:
+def _ways(job: ExportJob, opset: int) -> Iterator[tuple[str, _Way]]:
     if job.module is not None and isinstance(job.module.module, torch.jit.ScriptModule):
         yield "scripted", _scripted
         return
@@ -110,7 +117,7 @@ def _ways(job: Job, opset: int) -> Iterator[tuple[str, _Way]]:
         yield "scripted", _scripted
 
 
-def _dynamo(job: Job, target: Path, opset: int) -> _Made:
+def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
     translations = _by_operator(job, "onnx")
     decompositions = _by_operator(job, "torch")
@@ -144,7 +151,7 @@ def _dynamo(job: Job, target: Path, opset: int) -> _Made:
     return Exported("", found, links.random_operators(model)), links.program_values(made.exported_program)
 
 
-def _captured(job: Job) -> Any:
+def _captured(job: ExportJob) -> Any:
     """The exported program of the module."""
     shapes = (tuple(dict.fromkeys(free, torch.export.Dim.DYNAMIC) for free in job.free),)
     first: Exception | None = None
@@ -154,13 +161,13 @@ def _captured(job: Job) -> Any:
                 return torch.export.export(job.module, tuple(job.example), dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # noqa: BLE001 - torch raises anything; the first attempt explains most
             first = first or error
-            if Failure("", error).is_final:
+            if ExportFailure("", error).is_final:
                 break
     assert first is not None
     raise first
 
 
-def _by_operator(job: Job, form: str) -> dict[Any, Any]:
+def _by_operator(job: ExportJob, form: str) -> dict[Any, Any]:
     """The user's definitions of this form. Raises Unsupported if torch does not have one of all operators."""
     found = {_overload(one.name): one for one in job.operators}
     return {operator: one.function for operator, one in found.items() if one.form == form}
@@ -179,12 +186,12 @@ def _overload(name: str) -> Any:
         ) from None
 
 
-def _traced(job: Job, target: Path, opset: int) -> _Made:
+def _traced(job: ExportJob, target: Path, opset: int) -> _Made:
     assert job.module is not None
     return _by_script(job, job.module, target, opset)
 
 
-def _scripted(job: Job, target: Path, opset: int) -> _Made:
+def _scripted(job: ExportJob, target: Path, opset: int) -> _Made:
     """Trace a call of the scripted module; its control flow is preserved."""
     assert job.module is not None
     script = job.module.module
@@ -194,7 +201,7 @@ def _scripted(job: Job, target: Path, opset: int) -> _Made:
     return _by_script(job, torch.jit.trace(flat, tuple(job.example), check_trace=False), target, opset)
 
 
-def _by_script(job: Job, module: Any, target: Path, opset: int) -> _Made:
+def _by_script(job: ExportJob, module: Any, target: Path, opset: int) -> _Made:
     torch.onnx.export(
         module,
         tuple(job.example),
@@ -244,7 +251,7 @@ def _name_dimensions(model: Any, free: Sequence[Mapping[int, str]]) -> None:
                 value.shape[axis] = onnx_ir.SymbolicDim(names[dim.value])
 
 
-def _check(job: Job, target: Path, *, with_values: bool) -> None:
+def _check(job: ExportJob, target: Path, *, with_values: bool) -> None:
     """Run the model in ONNX Runtime with inputs of several sizes.
 
     Raises Unsupported if a shape differs from the torch model's, and WrongResult if a value differs by more than rounding explains.
@@ -270,14 +277,14 @@ def _is_close(found: Array, wanted: Array) -> bool:
     return np.allclose(found.astype(float), wanted.astype(float), rtol=0.1, atol=0.1 * scale, equal_nan=True)
 
 
-def _refuse_fixed_decisions(notes: Sequence[str], failures: Sequence[Failure]) -> None:
+def _refuse_fixed_decisions(notes: Sequence[str], failures: Sequence[ExportFailure]) -> None:
     """Raise Unsupported if the tracer has fixed a decision, unless dynamo has found that decisions depend on sizes only."""
     is_fixed = any("Converting a tensor to a Python" in note for note in notes)
     if is_fixed and (not failures or failures[0].depends_on_values):
         raise Unsupported("tracing would turn a decision that depends on values into a constant")
 
 
-def _told(notes: Sequence[str], failures: Sequence[Failure]) -> list[str]:
+def _told(notes: Sequence[str], failures: Sequence[ExportFailure]) -> list[str]:
     """Warnings for the user: why an earlier exporter failed, and what the tracer has turned into constants."""
     return [f"the exporter '{one.exporter}' failed: {one.reason}" for one in failures] + [
         note for note in notes if "might cause the trace to be incorrect" in note

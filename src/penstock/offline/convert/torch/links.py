@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
 
-from penstock.offline.convert.base import Link
+from penstock.offline.convert.base import TensorLink
 from penstock.offline.convert.torch.attention import is_masked_attention
 
 Values = Callable[[Sequence[torch.Tensor], frozenset[str]], dict[str, torch.Tensor]]
@@ -36,13 +36,13 @@ def line_of(trace: str) -> str:
     return f"{Path(frames[-1][0]).name}:{frames[-1][1]}: {frames[-1][2].strip()}".rstrip(": ") if frames else ""
 
 
-def program_links(model: Any, program: Any, outputs: Sequence[str]) -> tuple[Link, ...]:
+def program_links(model: Any, program: Any, outputs: Sequence[str]) -> tuple[TensorLink, ...]:
     """The links of an ONNX IR model that the dynamo exporter made. It names tensors after the nodes of the program."""
     nodes = {node.name: node for node in program.graph.nodes if _is_tensor(node)}
     named = dict(zip(outputs, program.graph_signature.user_outputs, strict=False))
     tensors = [value.name for node in model.graph for value in node.outputs]
     found = ((name, nodes.get(named.get(name, name))) for name in tensors)
-    return tuple(Link(name, node.name, where(node)) for name, node in found if node is not None)
+    return tuple(TensorLink(name, node.name, where(node)) for name, node in found if node is not None)
 
 
 def program_values(program: Any) -> Values:
@@ -57,7 +57,7 @@ def program_values(program: Any) -> Values:
     return values
 
 
-def module_links(model: Any, module: nn.Module) -> tuple[Link, ...]:
+def module_links(model: Any, module: nn.Module) -> tuple[TensorLink, ...]:
     """The links of an ONNX IR model that the TorchScript exporter made. It names nodes after layers: ``/module/conv/Conv``.
 
     A layer without inner layers is linked if exactly one tensor of its nodes is used by other nodes.
@@ -73,7 +73,7 @@ def module_links(model: Any, module: nn.Module) -> tuple[Link, ...]:
         by_scope.setdefault(scope, []).extend(seen if node.op_type != "Constant" else [])
     layers = {f"/{path.replace('.', '/')}": path for path, one in module.named_modules() if not list(one.children())}
     return tuple(
-        Link(tensors[0], layers[scope], f"layer '{layers[scope].removeprefix('module.')}'")
+        TensorLink(tensors[0], layers[scope], f"layer '{layers[scope].removeprefix('module.')}'")
         for scope, tensors in by_scope.items()
         if scope in layers and len(tensors) == 1
     )

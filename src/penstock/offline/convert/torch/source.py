@@ -13,10 +13,10 @@ from torch import nn
 from penstock.engines.torch import BY_TORCH_TYPE, leaves, open_program, reason_of, to_array, to_tensor
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, ResourceExhausted, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported
-from penstock.offline.convert.custom_ops import custom_ops
 from penstock.offline.convert.torch.arguments import Arguments, Flat
+from penstock.offline.convert.torch.custom_ops import custom_ops
 from penstock.offline.convert.torch.example import Declared, declared_inputs, sizes_to_try
-from penstock.offline.convert.torch.export import Job, export
+from penstock.offline.convert.torch.export import ExportJob, export
 from penstock.offline.convert.torch.links import Values
 from penstock.offline.convert.torch.state import Buffers
 from penstock.tensor import Array, Signature, TensorSpec
@@ -30,7 +30,7 @@ class TorchSource:
     def __init__(
         self,
         call: Call,
-        job: Job,
+        job: ExportJob,
         signature: Signature,
         axes: Mapping[str, tuple[Axis, ...]],
         release: Callable[[], None] = lambda: None,
@@ -97,7 +97,7 @@ def _opened(
     flat.kept = tuple(names.index(name) for name in _kept(names, options.outputs))
     warnings += buffers.warning()
     call = buffers.guarded(lambda tensors: flat(*tensors))
-    job = Job(
+    job = ExportJob(
         inputs=[one.name for one in declared],
         outputs=[names[place] for place in flat.kept],
         example=example,
@@ -134,7 +134,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
 
     buffers = Buffers(program.module())  # all modules of one program share its buffers
     call = buffers.guarded(kept_outputs)
-    job = Job(
+    job = ExportJob(
         inputs=[spec.name for spec in inputs],
         outputs=kept,
         example=example(2),
@@ -181,7 +181,7 @@ def _accepted(
     ) from first
 
 
-def _outputs(job: Job, found: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
+def _outputs(job: ExportJob, found: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
     """The outputs ``found`` for the example. A dimension is free if it differs for larger inputs."""
     if not found:
         raise Unsupported("the module returns no tensors", "return the results from forward")
@@ -205,7 +205,7 @@ def _sized(declared: Sequence[Declared], sizes: Mapping[str, int], factor: int, 
     return [one.example({name: max(1, factor * size) for name, size in sizes.items()}, seed) for one in declared]
 
 
-def _fits(job: Job, tensors: Sequence[torch.Tensor]) -> bool:
+def _fits(job: ExportJob, tensors: Sequence[torch.Tensor]) -> bool:
     try:
         _run(job.call, tensors)
     except PenstockError:

@@ -47,7 +47,7 @@ def open_remote(
 
 
 class RemoteSource:
-    """A ``SourceModel`` in a process of its own. If the process dies, the next call starts a new one."""
+    """A ``FrameworkModel`` in a process of its own. If the process dies, the next call starts a new one."""
 
     def __init__(self, question: wire.Open, python: Path | None, limits: Limits, program: str) -> None:
         self._question, self._python, self._limits, self._program = question, python, limits, program

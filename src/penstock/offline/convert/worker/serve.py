@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO
 
 from penstock.errors import PenstockError, Unsupported, shortened
-from penstock.offline.convert.base import Converter, Probing, SourceModel, UnsupportedOperators
+from penstock.offline.convert.base import Converter, FrameworkModel, Probing, UnsupportedOperators
 from penstock.offline.convert.registry import get_converter
 from penstock.offline.convert.worker import wire
 from penstock.tensor import Array, DataType
@@ -18,7 +18,7 @@ def serve(
     questions: IO[bytes], answers: IO[bytes], notes: tuple[str, ...], find: Callable[[str], Converter] = get_converter
 ) -> None:
     """Answer each question, until ``questions`` ends. The first one must be ``Open``."""
-    model: SourceModel | None = None
+    model: FrameworkModel | None = None
     while prefix := questions.read(wire.PREFIX.size):
         header_bytes, body_bytes = wire.PREFIX.unpack(prefix)
         header, body = questions.read(header_bytes), bytearray(body_bytes)
@@ -41,7 +41,7 @@ def serve(
         answers.flush()
 
 
-def _answered(model: SourceModel, question: wire.Compute | wire.Values | wire.Probes | wire.Export) -> wire.Answer:
+def _answered(model: FrameworkModel, question: wire.Compute | wire.Values | wire.Probes | wire.Export) -> wire.Answer:
     if isinstance(question, wire.Compute):
         return wire.Arrays(dict(model.forward(question.inputs)))
     if isinstance(question, wire.Values):

@@ -21,7 +21,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
 
 from penstock.errors import InvalidModel, PenstockError, PermissionDenied
-from penstock.offline.convert.pickles import BASIC, SKLEARN, TORCH, load_trusted, names_in, trusted_module
+from penstock.offline.convert.tables.pickles import BASIC, SKLEARN, TORCH, load_trusted, names_in, trusted_module
 
 
 class Calls:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import Unsupported
-from penstock.offline.convert.booster import Booster
-from penstock.offline.convert.forest import Forest, GraphWriter, Tree
+from penstock.offline.convert.tables.booster import Booster
+from penstock.offline.convert.tables.forest import Forest, GraphWriter, Tree
 from penstock.tensor import DataType
 
 _TREES = re.compile(

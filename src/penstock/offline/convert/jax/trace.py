@@ -14,7 +14,7 @@ from jax.extend.core import Literal, jaxpr_as_fun, jaxprs_in_params
 from jax2onnx.converter.conversion_api import _activate_plugin_worlds
 from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY
 
-from penstock.offline.convert.base import Link, UnsupportedOperator
+from penstock.offline.convert.base import TensorLink, UnsupportedOperator
 from penstock.tensor import Array
 
 _LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/jax2onnx/", "/penstock/offline/convert/", "<")
@@ -22,7 +22,7 @@ _LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/jax2onnx/", "/penstock/offline/co
 _PATCHED = {"jax.numpy": jax.numpy, "jax.nn": jax.nn}
 
 
-class Trace:
+class JaxTrace:
     """The equations of ``function`` as jax2onnx sees them, with the tensors that it wrote for them to ``model``.
 
     ``calls`` is the record that jax2onnx writes: the equations in the order of conversion, those inside of loops before the loop.
@@ -86,7 +86,7 @@ def _named(jaxpr: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def _links(equations: Sequence[tuple[str, Any]], calls: Sequence[Any], model: onnx.ModelProto) -> Iterator[Link]:
+def _links(equations: Sequence[tuple[str, Any]], calls: Sequence[Any], model: onnx.ModelProto) -> Iterator[TensorLink]:
     """The tensors of the outer equations. A tensor that was optimised away, or into another shape, has none."""
     known = {one.name: one.type.tensor_type for one in (*model.graph.value_info, *model.graph.output)}
     made = {name for node in model.graph.node for name in node.output}
@@ -101,7 +101,7 @@ def _links(equations: Sequence[tuple[str, Any]], calls: Sequence[Any], model: on
         dims = [dim.dim_param or str(dim.dim_value) for dim in known[tensor].shape.dim] if tensor in known else []
         # jax2onnx leaves broadcasting to the operators that follow.
         if primitive != "broadcast_in_dim" and tensor in made and tensor in known and dims == outputs[0][0]:
-            yield Link(tensor, name, _where(equation))
+            yield TensorLink(tensor, name, _where(equation))
 
 
 def _outputs(call: Any) -> list[list[Any]]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from penstock.offline.convert.frameworks import tf2onnx_functions as functions
-from penstock.offline.convert.frameworks.tf2onnx_functions import nodes
+from penstock.offline.convert.tensorflow import functions
+from penstock.offline.convert.tensorflow.functions import nodes
 
 _CHANGED = {"DFT", "GridSample", "GroupNormalization"}
 """Operators that change their meaning or attributes between the opset that tf2onnx writes and ``_MAX_OPSET``."""

@@ -14,8 +14,8 @@ from sklearn.linear_model import LinearRegression
 
 from conversions import assert_same
 from penstock.errors import Unsupported
-from penstock.offline.convert.estimators import read_trees, write_text
-from penstock.offline.convert.forest import GraphWriter
+from penstock.offline.convert.tables.estimators import read_trees, write_text
+from penstock.offline.convert.tables.forest import GraphWriter
 
 TEXTS = [
     "the cat sat on the mat",

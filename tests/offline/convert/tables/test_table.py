@@ -10,7 +10,7 @@ pytest.importorskip("skl2onnx", reason="the extra penstock[sklearn] is not insta
 from benchmarks.zoo.sklearn import MODELS
 from penstock.errors import InvalidArgument
 from penstock.offline.convert.base import ConvertOptions, InputSpec
-from penstock.offline.convert.table import declared, table_of
+from penstock.offline.convert.tables.table import declared, table_of
 from penstock.tensor import DataType
 
 

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidModel, PermissionDenied, ResourceExhausted, printable, shortened
-from penstock.offline.convert import pickled_arrays as arrays
+from penstock.offline.convert.tables import pickled_arrays as arrays
 
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _TORCH_PICKLES = 5

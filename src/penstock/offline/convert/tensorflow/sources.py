@@ -20,7 +20,7 @@ _HELPERS = {"Const", "NoOp", "Placeholder", "Assert", "PlaceholderWithDefault"}
 _VARIABLES = {"VarHandleOp", "VariableV2", "Variable"}
 
 
-class Function(NamedTuple):
+class TensorFlowFunction(NamedTuple):
     """A source as a function of tensors by name."""
 
     call: Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -39,7 +39,7 @@ def reason(error: BaseException) -> str:
     return shortened(told[-1] if told and lines[0].startswith("Graph execution error") else lines[0], 400)
 
 
-def saved_model(folder: Path) -> Function:
+def saved_model(folder: Path) -> TensorFlowFunction:
     """The signature ``serving_default``, otherwise the first signature or function of the SavedModel in ``folder``."""
     try:
         loaded = tf.saved_model.load(str(folder))
@@ -49,7 +49,7 @@ def saved_model(folder: Path) -> Function:
     if signatures:
         chosen = signatures.get("serving_default") or next(iter(signatures.values()))
         specs = chosen.structured_input_signature[1]
-        return Function(lambda given: chosen(**given), tuple(specs[name] for name in sorted(specs)), loaded)
+        return TensorFlowFunction(lambda given: chosen(**given), tuple(specs[name] for name in sorted(specs)), loaded)
     for name in ("serve", "__call__"):
         concrete = getattr(getattr(loaded, name, None), "concrete_functions", ())
         if concrete:
@@ -60,7 +60,7 @@ def saved_model(folder: Path) -> Function:
     )
 
 
-def of_concrete(function: Any, owner: Any) -> Function:
+def of_concrete(function: Any, owner: Any) -> TensorFlowFunction:
     """A concrete function; its inputs are the tensors of its structured arguments."""
     structure = function.structured_input_signature
     flat = tf.nest.flatten(structure)
@@ -73,10 +73,12 @@ def of_concrete(function: Any, owner: Any) -> Function:
         positional, named = tf.nest.pack_sequence_as(structure, filled)
         return outputs_by_name(function(*positional, **named))
 
-    return Function(call, tuple(tf.TensorSpec(s.shape, s.dtype, n) for s, n in zip(specs, names, strict=True)), owner)
+    return TensorFlowFunction(
+        call, tuple(tf.TensorSpec(s.shape, s.dtype, n) for s, n in zip(specs, names, strict=True)), owner
+    )
 
 
-def of_callable(function: Any, options: ConvertOptions) -> Function:
+def of_callable(function: Any, options: ConvertOptions) -> TensorFlowFunction:
     """A function or module of the user: with its input signature if it has one, otherwise with the declared inputs."""
     if hasattr(function, "structured_input_signature"):
         return of_concrete(function, function)
@@ -90,7 +92,7 @@ def of_callable(function: Any, options: ConvertOptions) -> Function:
 
 def by_declaration(
     call: Callable[..., Any], python: Callable[..., Any], options: ConvertOptions, example: str, owner: Any
-) -> Function:
+) -> TensorFlowFunction:
     """A function with the inputs that the user declares. They are arguments of these names, or else one positional argument."""
     parameters = list(inspect.signature(python).parameters)
     if not options.inputs and not options.sample:
@@ -109,7 +111,7 @@ def by_declaration(
             return outputs_by_name(call(**given))
         return outputs_by_name(call(given[names[0]] if len(names) == 1 else dict(given)))
 
-    return Function(called, tuple(specs), owner)
+    return TensorFlowFunction(called, tuple(specs), owner)
 
 
 def _dtype(datatype: DataType | None) -> Any:
@@ -118,7 +120,7 @@ def _dtype(datatype: DataType | None) -> Any:
     return tf.as_dtype((datatype or DataType.FP32).dtype)
 
 
-def graph_def(path: Path, options: ConvertOptions) -> Function:
+def graph_def(path: Path, options: ConvertOptions) -> TensorFlowFunction:
     """A frozen graph. Its inputs are its placeholders, and its outputs are the tensors that no operator reads."""
     graph = tf.compat.v1.GraphDef()
     try:
@@ -150,7 +152,9 @@ def graph_def(path: Path, options: ConvertOptions) -> Function:
         )
         return dict(zip(outputs, found, strict=True))
 
-    return Function(call, tuple(tf.TensorSpec(one.shape, one.dtype, one.op.name) for one in inputs), None, True)
+    return TensorFlowFunction(
+        call, tuple(tf.TensorSpec(one.shape, one.dtype, one.op.name) for one in inputs), None, True
+    )
 
 
 def _fetches(graph: Any, wanted: Sequence[str]) -> dict[str, Any]:

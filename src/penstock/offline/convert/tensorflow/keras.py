@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from penstock.errors import InvalidModel, PermissionDenied, Unsupported, shortened
 from penstock.offline.convert.base import ConvertOptions
-from penstock.offline.convert.frameworks.tensorflow_sources import Function, by_declaration, outputs_by_name, reason
+from penstock.offline.convert.tensorflow.sources import TensorFlowFunction, by_declaration, outputs_by_name, reason
 
 KerasModel = keras.Model
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -52,7 +52,7 @@ def load(path: Path, trusted: bool) -> Any:
         ) from error
 
 
-def function_of(model: Any, options: ConvertOptions) -> Function:
+def function_of(model: Any, options: ConvertOptions) -> TensorFlowFunction:
     """``model`` in inference mode."""
     structure = _structure(model)
     if structure is None:
@@ -68,7 +68,7 @@ def function_of(model: Any, options: ConvertOptions) -> Function:
             return outputs_by_name(found)
         return dict(zip(output_names, keras.tree.flatten(found), strict=True))
 
-    return Function(call, specs, model)
+    return TensorFlowFunction(call, specs, model)
 
 
 def _structure(model: Any) -> Any:
@@ -80,7 +80,7 @@ def _structure(model: Any) -> Any:
         return inputs[0] if len(inputs) == 1 else inputs
 
 
-def _unbuilt(model: Any, options: ConvertOptions) -> Function:
+def _unbuilt(model: Any, options: ConvertOptions) -> TensorFlowFunction:
     shapes = getattr(model, "_build_shapes_dict", None) or {}  # keras has no public name for it
     built = [shape for shape in shapes.values() if isinstance(shape, tuple)]
     example = ",".join("N" if size is None else str(size) for size in built[0]) if built else "N,..."

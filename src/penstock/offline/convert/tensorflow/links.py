@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import onnx
 
-from penstock.offline.convert.base import Link
+from penstock.offline.convert.base import TensorLink
 from penstock.tensor import Array
 
 _LAYOUTS: Mapping[int, list[tuple[int, ...]]] = {3: [(0, 2, 1)], 4: [(0, 3, 1, 2)], 5: [(0, 4, 1, 2, 3)]}
@@ -17,7 +17,7 @@ _LAYOUTS: Mapping[int, list[tuple[int, ...]]] = {3: [(0, 2, 1)], 4: [(0, 3, 1, 2
 
 def links(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | None]], renamed: Mapping[str, str]
-) -> Iterator[Link]:
+) -> Iterator[TensorLink]:
     """Links of all tensors of the outer graph to the values of the source that have the same name.
 
     ``shapes`` holds the shapes of the source's values. Where tf2onnx has moved the channels of a tensor, the link's source is the name
@@ -36,7 +36,7 @@ def links(
             layout = _layout(shapes[name], found[tensor])
             if layout is not None:
                 source = f"{name}@{','.join(map(str, layout))}" if layout else name
-                yield Link(tensor, source, layer_of(name.rpartition(":")[0] or name))
+                yield TensorLink(tensor, source, layer_of(name.rpartition(":")[0] or name))
 
 
 def unlinked(source: str) -> tuple[str, tuple[int, ...]]:

@@ -8,8 +8,8 @@ import pytest
 from conversions import OPSET
 from penstock.errors import InvalidInput, InvalidModel
 from penstock.offline.convert.base import ConvertOptions
-from penstock.offline.convert.booster import Booster, BoosterModel, as_tensor, opened
-from penstock.offline.convert.forest import Forest, Tree
+from penstock.offline.convert.tables.booster import Booster, BoosterModel, as_tensor, opened
+from penstock.offline.convert.tables.forest import Forest, Tree
 from penstock.tensor import DataType
 
 LEAF = Tree(np.array([-1]), np.zeros(1), np.array([-1]), np.array([-1]), np.zeros(1, bool), np.array([[1.0]]))

@@ -12,8 +12,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link
-from penstock.offline.convert.forest import Forest, GraphWriter
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, TensorLink
+from penstock.offline.convert.tables.forest import Forest, GraphWriter
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ML_OPSET = 3
@@ -87,7 +87,7 @@ class Booster(NamedTuple):
 
 
 class BoosterModel:
-    """The ``SourceModel`` of a booster."""
+    """The ``FrameworkModel`` of a booster."""
 
     def __init__(self, booster: Booster, options: ConvertOptions) -> None:
         self.booster = booster
@@ -131,7 +131,7 @@ class BoosterModel:
         for name, output in renamed.items():
             writer.rename(name, output)
         save(writer, self.signature, target, opset)
-        scores = Link(renamed.get(names["raw"], names["raw"]), "scores")
+        scores = TensorLink(renamed.get(names["raw"], names["raw"]), "scores")
         return Exported(self.booster.exporter, (scores,), warnings=self.booster.warnings)
 
     def close(self) -> None:

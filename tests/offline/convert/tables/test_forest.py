@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from conversions import run
-from penstock.offline.convert.forest import Forest, GraphWriter, Tree, rounded
+from penstock.offline.convert.tables.forest import Forest, GraphWriter, Tree, rounded
 from penstock.tensor import Array, DataType
 
 HOLDS = {"<=": np.less_equal, "<": np.less, ">": np.greater}

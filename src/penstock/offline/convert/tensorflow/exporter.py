@@ -18,10 +18,9 @@ from tf2onnx.constants import OPSET_TO_IR_VERSION
 
 from penstock.errors import Unsupported, shortened
 from penstock.offline.convert.base import Axis, UnsupportedOperator, UnsupportedOperators
-from penstock.offline.convert.frameworks import tf2onnx_functions as functions
-from penstock.offline.convert.frameworks import tf2onnx_repairs as repairs
-from penstock.offline.convert.frameworks.tf2onnx_functions import nodes
-from penstock.offline.convert.frameworks.tf2onnx_links import layer_of
+from penstock.offline.convert.tensorflow import functions, repairs
+from penstock.offline.convert.tensorflow.functions import nodes
+from penstock.offline.convert.tensorflow.links import layer_of
 from penstock.tensor import Signature
 
 VERSION: str = tf2onnx.__version__
