@@ -1,0 +1,75 @@
+"""Comparison of one tensor: what counts as equal, as rounding, and as a difference."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import numpy as np
+
+from penstock.offline.convert.parity.compare import compare, statistics
+from penstock.offline.convert.parity.nodes import Nodes
+from penstock.offline.convert.parity.tolerance import RoundingModel
+from tests.compared import parsed
+
+X = np.linspace(-2, 2, 8, dtype=np.float32)
+EXP = parsed("g (float[N] x) => (float[N] y) { y = Exp(x) }")
+
+
+def rounding(x: np.ndarray = X, text: str = "") -> RoundingModel:
+    model = parsed(text) if text else EXP
+    return RoundingModel(Nodes(model), {"x": x}, [value.name for value in model.graph.output])
+
+
+def test_equal_tensors_need_no_explanation() -> None:
+    found = compare("y", np.exp(X), np.exp(X), rounding())
+    assert found.reason == ""
+    assert found.error == 0.0
+    assert found.decides
+
+
+def test_a_difference_beyond_rounding_has_a_reason() -> None:
+    found = compare("y", np.exp(X) * np.float32(1.001), np.exp(X), rounding())
+    assert "differs by 0.001" in found.reason
+    assert found.error > found.tolerance
+
+
+def test_types_and_shapes_must_be_equal() -> None:
+    assert "is int64, but float32" in compare("y", X, X.astype(np.int64), rounding()).reason
+    assert "has shape [8], but [2]" in compare("y", X[:2], X, rounding()).reason
+
+
+def test_nan_and_infinity_are_compared_by_place() -> None:
+    want = np.array([nan, inf, 1.0], np.float32)
+    given = rounding(np.array([nan, inf, 0.0], np.float32))
+    assert compare("y", want, want, given).reason == ""
+    assert "at 1 other places" in compare("y", want, np.array([0.0, inf, 1.0], np.float32), given).reason
+
+
+def test_extreme_values_may_overflow() -> None:
+    x = np.full(2, 100.0, np.float32)
+    want, got = np.array([1.0, 2.0], np.float32), np.array([nan, 2.0], np.float32)
+    given = rounding(x, "g (float[N] x) => (float[N] y) { e = Exp(x) y = Log(e) }")
+    assert compare("y", want, got, given).reason
+    assert compare("y", want, got, given, is_extreme=True).decides is False
+
+
+def test_integers_must_be_equal_unless_rounding_decides() -> None:
+    clear = rounding(text="g (float[N] x) => (int64 k) { k = ArgMax<axis=0,keepdims=0>(x) }")
+    assert "1 of 1 values differ" in compare("k", np.array(7), np.array(6), clear).reason
+    tied = rounding(
+        text="g (float[N] x) => (int64 k) { e = Exp(x) l = Log(e) d = Sub(l, x) k = ArgMax<axis=0,keepdims=0>(d) }"
+    )
+    found = compare("k", np.array(7), np.array(6), tied)
+    assert found.reason == ""
+    assert "ties" in found.note
+
+
+def test_texts_are_compared() -> None:
+    want = np.array([b"a", b"b"], object)
+    given = rounding()
+    assert compare("t", want, want.copy(), given).reason == ""
+
+
+def test_statistics_leave_out_what_is_not_finite() -> None:
+    assert statistics(np.array([1.0, 3.0, nan], np.float32)) == "float32[3] from 1 to 3, mean 2, 1 not finite"
+    assert statistics(np.zeros(0, np.float32)) == "float32[0]"
