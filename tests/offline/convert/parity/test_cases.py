@@ -94,3 +94,31 @@ def test_one_seed_gives_the_same_calls() -> None:
     first, second, other = (maker(TABLE, seed=seed).plausible({"x": (3, 4)}).inputs["x"] for seed in (5, 5, 6))
     np.testing.assert_array_equal(first, second)
     assert (first != other).any()
+
+
+def test_every_id_of_a_table_is_in_a_call() -> None:
+    ids = TensorSpec("input_ids", DataType.INT64, (-1, -1))
+    model = parsed(
+        f"g (int64[N,T] input_ids) => (float[N,T,2] y) <float[9,2] w = {{{', '.join(['1.0'] * 18)}}}> "
+        "{ y = Gather(w, input_ids) }"
+    )
+    signature = Signature((ids,), (Y,))
+    made = Maker(signature, {}, meanings_of(signature, read_graph(artifact(model).data)), 0)
+    (case,) = made.enumerated({"input_ids": (1, 4)})
+    assert case.inputs["input_ids"].shape == (3, 4)
+    assert set(case.inputs["input_ids"].ravel()) == set(range(9))
+
+
+def test_a_truth_value_is_false_and_true() -> None:
+    flag = TensorSpec("flag", DataType.BOOL, ())
+    made = maker(flag, TABLE)
+    found = [case.inputs["flag"].item() for case in made.enumerated({"flag": (), "x": (2, 4)})]
+    assert found == [False, True]
+
+
+def test_unusual_values() -> None:
+    number = TensorSpec("number", DataType.INT64, (-1,))
+    cases = list(maker(TABLE, number).unusual({"x": (3, 4), "number": (3,)}))
+    assert any(np.isnan(case.inputs["x"]).sum() == 1 for case in cases)
+    assert any(np.isinf(case.inputs["x"]).sum() == 1 for case in cases)
+    assert any((case.inputs["number"] > 2**31).sum() == 1 for case in cases)

@@ -73,3 +73,33 @@ def test_texts_are_compared() -> None:
 def test_statistics_leave_out_what_is_not_finite() -> None:
     assert statistics(np.array([1.0, 3.0, nan], np.float32)) == "float32[3] from 1 to 3, mean 2, 1 not finite"
     assert statistics(np.zeros(0, np.float32)) == "float32[0]"
+
+
+def test_probabilities_may_be_one_minus_the_others() -> None:
+    want = np.array([[1.0, 0.0], [0.9998, 0.0002]])
+    got = np.array([[1.0, 1e-9], [0.9998, 0.0002 + 1e-8]], np.float32)
+    text = "g (float[N] x) => (float[N,2] y) <float[2,2] w = {1.0, 0.0, 0.9998, 0.0002}> { y = Identity(w) }"
+    assert compare("y", want.astype(np.float32), got, rounding(text=text)).reason == ""
+    far = got + np.float32([[0, 1e-3]])
+    assert compare("y", want.astype(np.float32), far, rounding(text=text)).reason
+
+
+def test_ties_do_not_excuse_many_values() -> None:
+    # The scores of half of the rows are lost in rounding, but the source tells them apart.
+    text = (
+        "g (float[N] x) => (int64[N] k) <int64[1] one = {1}, float c = {100000000.0}> { a = Add(x, c) b = Sub(a, c) "
+        "u = Unsqueeze(b, one) v = Neg(u) s = Concat<axis=1>(u, v) k = ArgMax<axis=1,keepdims=0>(s) }"
+    )
+    x = np.float32([-1, 1, -1, 1, -100, 100, -100, 100])
+    right = (x < 0).astype(np.int64)
+    found = compare("k", right, 1 - right, rounding(x, text))
+    assert "8 of 8 values differ" in found.reason or not found.decides
+    one = right.copy()
+    one[0] = 1 - one[0]
+    assert compare("k", right, one, rounding(x, text), is_extreme=True).reason == ""
+
+
+def test_empty_tensors_decide_nothing() -> None:
+    empty = np.empty((0, 4), np.float32)
+    assert not compare("y", empty, empty, rounding()).decides
+    assert not compare("y", empty.astype(np.int64), empty.astype(np.int64), rounding()).decides

@@ -180,3 +180,39 @@ def test_a_source_that_accepts_nothing() -> None:
     source._nodes = OnnxSource(artifact(broken), broken)._nodes  # a source with other inputs than it says
     with pytest.raises(InvalidArgument, match="accepts none of the inputs"):
         certify(artifact(model), source, source.exported, ConvertOptions())
+
+
+class InPlace(OnnxSource):
+    """A source that changes its inputs."""
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = super().forward(inputs)
+        inputs["x"][:] = 0
+        return found
+
+
+def test_a_source_may_change_its_inputs() -> None:
+    model = parsed("g (float[N,4] x) => (float[N,4] y) { y = Exp(x) }")
+    source = InPlace(artifact(model), model)
+    assert certify(artifact(model), source, source.exported, ConvertOptions()).holds
+
+
+def test_outputs_that_are_empty_in_most_calls_are_not_proved() -> None:
+    model = parsed(
+        "g (float[N,4] x) => (float[M,4] y) <float bound = {100000.0}, int64[1] axes = {1}> { m = ReduceMax<keepdims=0>(x, axes) "
+        "b = Greater(m, bound) y = Compress<axis=0>(x, b) }"
+    )
+    found = checked(model, model)
+    assert not found.holds
+    assert found.not_proved == ("y",)
+    assert found.first_divergent is None
+
+
+def test_other_results_for_nan_are_noted() -> None:
+    source = parsed("g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }")
+    other = parsed(
+        "g (float[N,4] x) => (float[N,4] y) <float zero = {0.0}> { b = Greater(x, zero) y = Where(b, x, zero) }"
+    )
+    found = checked(source, other)
+    assert found.holds
+    assert any("NaN in 'x'" in note for note in found.notes)

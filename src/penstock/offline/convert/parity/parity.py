@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -94,10 +95,12 @@ class Parity:
         self._random: set[str] = set()
         self._count = 0
         self._worst: OutputDifference = OutputDifference()
-        self._decided: set[str] = set()
+        self._decided: Counter[str] = Counter()
+        self._undecided: Counter[str] = Counter()
+        """Numbers of calls with plausible values in which the comparison of an output said something, and did not."""
         self._failures: list[_Failure] = []
         self._notes: dict[str, None] = {}
-        self._rejection = ""
+        self._rejection, self._rejected = "", 0
 
     def certify(self, options: ConvertOptions) -> Certificate:
         with keep_models(_KEPT_BYTES):
@@ -134,10 +137,10 @@ class Parity:
             if shapes:
                 break
         for case in self._probes():
-            yield from self._accepted(case)
+            yield from self._accepted(case, is_essential=True)
         if not shapes:
             return
-        for case in self._maker.extremes(shapes):
+        for case in (*self._maker.enumerated(shapes), *self._maker.extremes(shapes)):
             yield from self._accepted(case)
         yield from self._resized(shapes)
         yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
@@ -145,6 +148,19 @@ class Parity:
             yield from self._accepted(self._maker.plausible(given), is_essential=True)
         for case in (*self._maker.empty(shapes), *self._maker.blank(shapes)):
             yield from self._accepted(case)
+        if not self._failures:
+            self._remark(shapes)
+
+    def _remark(self, shapes: Shapes) -> None:
+        """Note the outputs that differ for unusual values. The certificate does not depend on these."""
+        for case in self._maker.unusual(shapes):
+            if not self._patience.allows(case):
+                continue
+            with contextlib.suppress(PenstockError), self._patience.spending(case):
+                want, got = self._source.forward(_copied(case.inputs)), self._run(case, as_written=False)
+                names = [name for name in want if name not in self._random and _is_other(want[name], got.get(name))]
+                for name in names:
+                    self._notes[f"output '{name}' differs from the source's for {case.label}"] = None
 
     def _probes(self) -> list[Case]:
         if not isinstance(self._source, Probing):
@@ -174,9 +190,10 @@ class Parity:
         # The time includes that of the comparison, which the caller makes before it asks for the next call.
         with self._patience.spending(case, is_essential=is_essential):
             try:
-                want = self._source.forward(case.inputs)
+                want = self._source.forward(_copied(case.inputs))
             except PenstockError as error:
                 self._rejection = self._rejection or f"{error.message}, on {case.label}"
+                self._rejected += 1
                 return
             yield case, want
 
@@ -185,7 +202,7 @@ class Parity:
         indices = self._nodes.random()
         dependent = self._nodes.dependent(indices)
         self._random = {name for name in want if name in dependent}
-        again = self._source.forward(case.inputs)
+        again = self._source.forward(_copied(case.inputs))
         self._random |= {name for name in want if _differs(want[name], again.get(name))}
         for index in indices:
             self._notes[f"node '{self._nodes.label(index)}' gives random values"] = None
@@ -227,19 +244,26 @@ class Parity:
             return model.forward(case.inputs)
 
     def _note(self, name: str, difference: OutputDifference, case: Case) -> None:
-        if difference.decides and not case.is_empty:
-            self._decided.add(name)
+        if not case.is_extreme and not case.is_empty:
+            (self._decided if difference.decides else self._undecided)[name] += 1
         if difference.note:
             self._notes[f"output '{name}': {difference.note}"] = None
-        if difference.decides and difference.error > self._worst.error:
+        if (difference.decides or not case.is_extreme) and difference.error > self._worst.error:
             self._worst = difference
 
     def _certificate(self) -> Certificate:
         random = self._random
         names = [spec.name for spec in self._source.signature.outputs if spec.name not in random]
-        undecided = [name for name in names if name not in self._decided] if not self._failures else []
+        undecided = (
+            [name for name in names if self._decided[name] <= self._undecided[name]] if not self._failures else []
+        )
         for name in undecided:
-            self._notes[f"output '{name}' is not proved: rounding could change it completely in every call"] = None
+            self._notes[
+                f"output '{name}' is not proved: in {self._undecided[name]} of {self._decided[name] + self._undecided[name]} calls "
+                "with plausible values it was empty, or rounding could change it completely"
+            ] = None
+        if self._rejected:
+            self._notes[f"the source rejected {self._rejected} other calls, as in: {self._rejection}"] = None
         if left_out := self._patience.left_out:
             self._notes[f"left out, because the model is slow: {', '.join(left_out)}"] = None
         if not names:
@@ -254,6 +278,7 @@ class Parity:
             tolerance=worst.tolerance,
             first_divergent=divergence,
             not_compared=tuple(sorted(random)),
+            not_proved=tuple(undecided),
             notes=tuple(self._notes),
             exporter=self._exported.exporter,
         )
@@ -270,7 +295,7 @@ class Parity:
             )
         for failure in self._failures:
             outputs = {name: array for name, array in failure.want.items() if name not in self._random}
-            blame = Blame(self._nodes, self._source, self._exported.links, failure.case.inputs, outputs)
+            blame = Blame(self._nodes, self._source, self._exported.links, _copied(failure.case.inputs), outputs)
             if not blame.has_links:
                 self._notes["the source gives no intermediate values, so that the first divergent node is unknown"] = (
                     None
@@ -293,6 +318,22 @@ class _Unknown(RoundingModel):
 
     def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
         return []
+
+
+def _copied(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Copies, because some models change their inputs."""
+    return {name: array.copy() for name, array in inputs.items()}
+
+
+def _is_other(want: Array, got: Array | None) -> bool:
+    """True if ``got`` differs from ``want`` roughly, or is not finite in other places."""
+    if got is None or want.shape != got.shape:
+        return True
+    if want.dtype.kind != "f":
+        return _differs(want, got)
+    return not np.allclose(
+        want, got, rtol=1e-2, atol=1e-3 * np.abs(want[np.isfinite(want)]).max(initial=0.0), equal_nan=True
+    )
 
 
 def _differs(one: Array, other: Array | None) -> bool:
