@@ -99,13 +99,18 @@ GRAPHS = {
         z = Resize<mode="nearest",axes=[2,3],nearest_mode="floor",coordinate_transformation_mode="asymmetric">(y, , , sizes) }""",
     "masked": """g (float[N,4,4] x) => (float[N,4,4] y, bool[N,4,4] b) {
         t = Trilu<upper=0>(x)
-        b = Greater(t, $w0[4,4])
+        b = Greater(t, zero)
         s = Selu(x)
         w = Where(b, s, x)
         l = LogSoftmax<axis=-1>(w)
         e = Elu<alpha=1.0>(l)
         q1, q2 = Split<axis=1,num_outputs=2>(e)
         y = Concat<axis=1>(q2, q1) }""",
+    "reduced": """g (float[N,6,8] x) => (float[N,8] y, float[N,3,8] p) {
+        s = ReduceSum<keepdims=0>(x, middle)
+        m = ReduceMax<keepdims=0>(x, middle)
+        y = Sub(s, m)
+        p = Gather<axis=1>(x, picks) }""",
     "quantised": """g (float[N,6] x) => (float[N,4] y) {
         q = QuantizeLinear(x, qs, qz)
         d = DequantizeLinear(q, qs, qz)
@@ -121,6 +126,8 @@ _CONSTANTS = {
     * np.array([1, 1, 1, 1], np.float32),
     "scale": np.array(8**-0.5, np.float32),
     "last": np.array([-1]),
+    "middle": np.array([1]),
+    "picks": np.array([0, 2, 4]),
     "two": np.array(2, np.float32),
     "small": np.array(1e-5, np.float32),
     "root": np.array(2**0.5, np.float32),

@@ -39,6 +39,9 @@ class CodeModel:
         found = {"double": inputs["x"] * 2, "phase": inputs["x"] * 1j, "name": np.array([b"a"], object)}
         return {name: found[name] for name in names if name in found}
 
+    def probes(self, seed):
+        return self._run("probes", seed=seed) or ()
+
     def export(self, target: Path, opset: int) -> Exported:
         target.write_bytes(b"ONNX %d" % opset)
         self._run("export", target=target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -179,9 +180,10 @@ def show(done: Conversion) -> None:
     title = FORMATS[done.format].title if done.format in FORMATS else done.format
     made = f"opset {done.opset}, from {title} by {done.exporter}, {done.artifact.size_bytes / 1024:.1f} KiB"
     console.print(f"[bold]{escape(str(done.output))}[/bold]  {escape(made)}", soft_wrap=True)
+    axes = done.axes
     for name, specs in (("input", done.signature.inputs), ("output", done.signature.outputs)):
         for spec in specs:
-            console.print(f"{name:<9} {escape(_spec(spec))}", soft_wrap=True)
+            console.print(f"{name:<9} {escape(_spec(spec, axes.get(spec.name, ())))}", soft_wrap=True)
     if done.certificate is not None:
         console.print(f"{'parity':<9} {escape(done.certificate.text)}", soft_wrap=True)
         for note in done.certificate.notes:
@@ -193,8 +195,9 @@ def show(done: Conversion) -> None:
     console.print(f"{'next':<9} {escape(f'penstock inspect {done.output}')}", soft_wrap=True)
 
 
-def _spec(spec: TensorSpec) -> str:
-    shape = ", ".join("N" if size < 0 else str(size) for size in spec.shape)
+def _spec(spec: TensorSpec, names: Sequence[str]) -> str:
+    shown = names if len(names) == len(spec.shape) else [""] * len(spec.shape)
+    shape = ", ".join(name or "?" if size < 0 else str(size) for size, name in zip(spec.shape, shown, strict=True))
     return f"{spec.name}  {spec.datatype.value}[{shape}]"
 
 

@@ -22,8 +22,10 @@ FOLDERS = ("tutorial", "howto", "concepts", "compression", "convert", "reference
 _OTHER_NAMES = {
     "accuracy": "accuracy-and-latency",
     "bundle": "bundle-format",
+    "certificate": "convert",
     "contract": "accuracy-and-latency#The contract",
     "data": "calibrate",
+    "parity": "convert",
     "repository": "model-repository",
 }
 """Short names of topics: the page, and perhaps one of its sections. A page of the same name has precedence."""

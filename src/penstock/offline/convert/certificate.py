@@ -55,6 +55,8 @@ class Certificate(msgspec.Struct, frozen=True):
     first_divergent: Divergence | None = None
     not_compared: tuple[str, ...] = ()
     """Outputs that depend on random operators."""
+    not_proved: tuple[str, ...] = ()
+    """Outputs whose comparison says nothing in most calls, because they are empty or rounding could change them completely."""
     notes: tuple[str, ...] = ()
     format: str = ""
     """Format of the source; a key of ``FORMATS``."""

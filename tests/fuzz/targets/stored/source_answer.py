@@ -19,6 +19,7 @@ _SPEC = TensorSpec("x", DataType.FP32, (-1, 3))
 _SENT: Sequence[wire.Answer] = (
     wire.Opened("Fake", "1", Signature((_SPEC,), (_SPEC,)), {"x": (Axis(0, "batch"),)}, ("note",)),
     wire.Arrays({"x": np.arange(6, dtype=np.float32).reshape(2, 3), "t": np.array([b"a", b"bc"], np.object_)}),
+    wire.Calls(({"x": np.ones(2, np.float32)}, {"x": np.array([b"a"], np.object_)})),
     wire.Written(Exported("fake", (TensorLink("a", "b", "c"),), ("d",), ("e",))),
     wire.Refused("NotFound", "no", "", (UnsupportedOperator("op", "there", "avoid it"),)),
 )
@@ -55,7 +56,9 @@ class SourceAnswerTarget(DecoderTarget):
         if header + body != len(rest):
             return None
         message = wire.decode(rest[:header], bytearray(rest[header:]), wire.Answer)
-        if not isinstance(message, wire.Arrays):
+        if not isinstance(message, wire.Arrays | wire.Calls):
             return msgspec.to_builtins(message)
-        assert sum(map(touch, message.arrays.values())) <= 16 * len(data)
-        return [(name, contents(array)) for name, array in message.arrays.items()]
+        calls = message.calls if isinstance(message, wire.Calls) else (message.arrays,)
+        arrays = [each for call in calls for each in call.items()]
+        assert sum(touch(array) for _, array in arrays) <= 16 * len(data)
+        return [(name, contents(array)) for name, array in arrays]

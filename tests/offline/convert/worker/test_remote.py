@@ -46,6 +46,21 @@ if call == "forward":
         assert part in told.decode()
 
 
+def test_probes_arrive(opened):
+    assert list(opened().probes(0)) == []
+    code = (
+        "if call == 'probes': result = [{'x': np.full((2, 2), seed, np.float32)}, {'x': np.zeros((1, 2), np.float32)}]"
+    )
+    first, second = opened(code).probes(7)
+    assert first["x"].tolist() == [[7, 7], [7, 7]]
+    assert second["x"].shape == (1, 2)
+
+
+def test_the_number_of_probes_is_limited(opened):
+    code = "if call == 'probes': result = [{'x': np.zeros((1, 2), np.float32)}] * 1000"
+    assert len(opened(code).probes(0)) <= 100
+
+
 def test_arrays_can_be_written(opened):
     """Some frameworks warn about arrays that are read-only."""
     found = opened("if call == 'forward': inputs['x'] += 1").forward(X)["y"]

@@ -37,9 +37,11 @@ MESSAGES = [
         ),
     ),
     wire.Values({"x": np.array([True, False]), "s": np.array([b"text", b""], object)}, ("a", "b")),
+    wire.Probes(7),
     wire.Export(Path("/x"), 21),
     wire.Opened("TensorFlow", "2", Signature((SPEC,), (SPEC,)), {"x": (Axis(0, "batch"),)}, ("a note",)),
     wire.Arrays({"x": np.arange(6, dtype=np.float64).reshape(2, 3), "y": np.zeros((0, 5), ml_dtypes.bfloat16)}),
+    wire.Calls(({"x": np.ones(3, np.float32), "s": np.array([b"a"], object)}, {}, {"x": np.zeros(0, np.int64)})),
     wire.Written(Exported("tf2onnx 1", (TensorLink("a", "b", "c"),), ("d",), ("e",))),
     wire.Refused("NotFound", "message", "hint", (UnsupportedOperator("op", "where", "way out"),)),
 ]

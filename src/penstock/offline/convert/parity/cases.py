@@ -22,6 +22,8 @@ _LARGEST = 512
 """Largest size of a free axis, unless the source needs more."""
 _MOST_ELEMENTS = 1 << 20
 """Largest size of a call that is not needed otherwise."""
+_MOST_IDS = 1 << 16
+"""Largest table of which every id is tried."""
 _VALUES = frozenset({Role.IMAGE, Role.AUDIO, Role.SPECTRUM, Role.STATE, Role.FEATURES, Role.SCALAR, Role.TENSOR})
 """The roles of inputs that take any number."""
 _HUGE = {DataType.FP16: 1e2, DataType.BF16: 1e3}
@@ -138,6 +140,25 @@ class Maker:
             low = min(axis.low for axis in self._all_axes() if axis.name == name) if name in self._declared() else 1
             yield from [self.plausible(self._with(shapes, {name: 0}, least=0), "no")] if low == 0 else []
 
+    def enumerated(self, shapes: Shapes) -> Iterator[Case]:
+        """Calls that contain every id of a table, and both values of every single truth value."""
+        for spec in self._signature.inputs:
+            meaning, shape = self._meanings[spec.name], shapes[spec.name]
+            if spec.datatype is DataType.BOOL and math.prod(shape) == 1:
+                for value in (False, True):
+                    base = self.plausible(shapes)
+                    yield Case(f"'{spec.name}' {str(value).lower()}", {**base.inputs, spec.name: np.full(shape, value)})
+            if meaning.role is not Role.TOKEN_IDS or len(meaning.high) != 1 or not np.isfinite(meaning.high[0]):
+                continue
+            low, count = int(meaning.low[0]) if meaning.low else 0, int(meaning.high[0]) + 1
+            row = math.prod(shape[1:])
+            if not shape or not row or count - low > _MOST_IDS:
+                continue
+            rows = -(-(count - low) // row) if spec.shape[0] == -1 else shape[0]
+            case = self.plausible(self._with(shapes, {self._name(spec, 0): rows}), "every id:")
+            ids = np.resize(np.arange(low, count), case.inputs[spec.name].shape)
+            yield Case(case.label, {**case.inputs, spec.name: ids.astype(spec.datatype.dtype)})
+
     def extremes(self, shapes: Shapes) -> Iterator[Case]:
         """Calls with extreme values in place of plausible numbers."""
         base = self.plausible(shapes)
@@ -162,6 +183,21 @@ class Maker:
                     inputs[spec.name] = self._integers(spec, value, label)
             if any(inputs[name] is not base.inputs[name] for name in inputs):
                 yield Case(f"{label} values", inputs, is_extreme=label in ("huge", "large", "tiny"))
+
+    def unusual(self, shapes: Shapes) -> Iterator[Case]:
+        """Calls with values for which engines often differ from frameworks: NaN, infinity, and integers beyond 32 bits."""
+        for label, kinds, value in (
+            ("NaN", "f", math.nan),
+            ("infinity", "f", math.inf),
+            ("integers beyond 32 bits", "iu", 1 << 40),
+        ):
+            inputs = dict(self.plausible(shapes).inputs)
+            for spec in self._signature.inputs:
+                fits = spec.datatype.dtype.kind in kinds and (kinds == "f" or spec.datatype.itemsize == 8)
+                if fits and self._meanings[spec.name].role in _VALUES and inputs[spec.name].size:
+                    inputs[spec.name] = inputs[spec.name].copy()
+                    inputs[spec.name].flat[0] = value
+                    yield Case(f"{label} in '{spec.name}'", dict(inputs), is_extreme=True)
 
     def _integers(self, spec: TensorSpec, value: Array, label: str) -> Array:
         """The least or the largest id everywhere, or the first id."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -21,12 +21,13 @@ from penstock.errors import InvalidArgument, PenstockError
 from penstock.inputs.meanings import meanings_of
 from penstock.inputs.sizes import Shapes
 from penstock.offline.apart import apart
-from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel
+from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, Probing
 from penstock.offline.convert.certificate import Certificate, Divergence
 from penstock.offline.convert.parity.blame import Blame, of_failure, of_output
 from penstock.offline.convert.parity.cases import Case, Maker
 from penstock.offline.convert.parity.compare import OutputDifference, compare
 from penstock.offline.convert.parity.nodes import Nodes
+from penstock.offline.convert.parity.patience import Patience
 from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.model import read_proto
@@ -34,8 +35,6 @@ from penstock.offline.sessions import loaded
 from penstock.rows.graph import read_graph
 from penstock.tensor import Array
 
-_PATIENCE_S = 120.0
-"""After this time, calls with extreme values are left out. Calls with given and plausible values are always compared."""
 _BLAMED = 3
 """Number of different calls on which the first divergent node is looked for."""
 _KEPT_BYTES = 1 << 32
@@ -54,13 +53,14 @@ def certify(
     options: ConvertOptions,
     seed: int = 0,
     progress: Progress = lambda _: None,
+    patience: Patience | None = None,
 ) -> Certificate:
-    """Compare ``artifact`` with ``source``. ``options.sample`` is one of the calls.
+    """Compare ``artifact`` with ``source``. ``options.sample`` is one of the calls. ``patience`` bounds the time.
 
     Raises InvalidArgument if the source accepts none of the calls, and InvalidModel if ``artifact`` is not a valid model.
     """
     with np.errstate(all="ignore"):
-        return Parity(artifact, source, exported, seed, progress).certify(options)
+        return Parity(artifact, source, exported, seed, progress, patience or Patience()).certify(options)
 
 
 class _Failure(NamedTuple):
@@ -79,8 +79,15 @@ class Parity:
     """One comparison of a source with its ONNX model."""
 
     def __init__(
-        self, artifact: Artifact, source: FrameworkModel, exported: Exported, seed: int, progress: Progress
+        self,
+        artifact: Artifact,
+        source: FrameworkModel,
+        exported: Exported,
+        seed: int,
+        progress: Progress,
+        patience: Patience,
     ) -> None:
+        self._patience = patience
         self._artifact, self._source, self._exported = artifact, source, exported
         self._nodes, self._seed, self._progress = Nodes(read_proto(artifact)), seed, progress
         meanings = meanings_of(source.signature, read_graph(artifact.data))
@@ -88,21 +95,21 @@ class Parity:
         self._random: set[str] = set()
         self._count = 0
         self._worst: OutputDifference = OutputDifference()
-        self._decided: set[str] = set()
+        self._decided: Counter[str] = Counter()
+        self._undecided: Counter[str] = Counter()
+        """Numbers of calls with plausible values in which the comparison of an output said something, and did not."""
         self._failures: list[_Failure] = []
         self._notes: dict[str, None] = {}
-        self._rejection = ""
+        self._rejection, self._rejected = "", 0
 
     def certify(self, options: ConvertOptions) -> Certificate:
         with keep_models(_KEPT_BYTES):
             return self._certify(options)
 
     def _certify(self, options: ConvertOptions) -> Certificate:
-        deadline = time.monotonic() + _PATIENCE_S
         for case, want in self._calls(options):
-            if self._count and case.is_extreme and time.monotonic() > deadline:
-                self._notes["some calls with extreme values were left out, because the model is slow"] = None
-                break
+            if not self._count:
+                self._find_random(case, want)
             self._progress(case.label)
             self._compare(case, want)
             if len(self._failures) >= _BLAMED:
@@ -115,48 +122,87 @@ class Parity:
         return self._certificate()
 
     def _calls(self, options: ConvertOptions) -> Iterator[tuple[Case, Outputs]]:
-        """The calls that the source accepts, with its outputs."""
-        shapes: Shapes = {}
+        """The calls that the source accepts, with its outputs: small ones first, because they cost less and show as much."""
+        given: Shapes = {}
         if options.sample:
-            given = Case("the given sample", {name: np.asarray(array) for name, array in options.sample.items()})
-            for found in self._accepted(given):
+            sample = Case("the given sample", {name: np.asarray(array) for name, array in options.sample.items()})
+            for found in self._accepted(sample, is_essential=True):
                 yield found
-                shapes = {spec.name: found[0].inputs[spec.name].shape for spec in self._source.signature.inputs}
-        for tried in [shapes] if shapes else self._maker.shapes():
-            for found in self._accepted(self._maker.plausible(tried)):
+                given = {spec.name: found[0].inputs[spec.name].shape for spec in self._source.signature.inputs}
+        shapes: Shapes = {}
+        for tried in (*self._maker.shapes(), given) if given else self._maker.shapes():
+            for found in self._accepted(self._maker.plausible(tried), is_essential=True):
+                yield found
                 shapes = tried
-                self._find_random(*found)
-                yield found
             if shapes:
                 break
+        for case in self._probes():
+            yield from self._accepted(case, is_essential=True)
         if not shapes:
             return
-        for _, others in self._maker.sizes(shapes):
-            accepted = 0
-            for other in others:
-                for found in self._accepted(self._maker.plausible(other)):
-                    accepted += 1
-                    yield found
-                if accepted == self._maker.wanted_sizes():
-                    break
-        yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
-        for case in (*self._maker.blank(shapes), *self._maker.extremes(shapes), *self._maker.empty(shapes)):
+        for case in (*self._maker.enumerated(shapes), *self._maker.extremes(shapes)):
             yield from self._accepted(case)
+        yield from self._resized(shapes)
+        yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
+        if given and given != shapes:
+            yield from self._accepted(self._maker.plausible(given), is_essential=True)
+        for case in (*self._maker.empty(shapes), *self._maker.blank(shapes)):
+            yield from self._accepted(case)
+        if not self._failures:
+            self._remark(shapes)
 
-    def _accepted(self, case: Case) -> Iterator[tuple[Case, Outputs]]:
+    def _remark(self, shapes: Shapes) -> None:
+        """Note the outputs that differ for unusual values. The certificate does not depend on these."""
+        for case in self._maker.unusual(shapes):
+            if not self._patience.allows(case):
+                continue
+            with contextlib.suppress(PenstockError), self._patience.spending(case):
+                want, got = self._source.forward(_copied(case.inputs)), self._run(case, as_written=False)
+                names = [name for name in want if name not in self._random and _is_other(want[name], got.get(name))]
+                for name in names:
+                    self._notes[f"output '{name}' differs from the source's for {case.label}"] = None
+
+    def _probes(self) -> list[Case]:
+        if not isinstance(self._source, Probing):
+            return []
         try:
-            want = self._source.forward(case.inputs)
+            probes = self._source.probes(self._seed)
         except PenstockError as error:
-            self._rejection = self._rejection or f"{error.message}, on {case.label}"
+            self._notes[f"the source's own values are unknown: {error.message}"] = None
+            return []
+        return [Case(f"the source's own values {number}", dict(inputs)) for number, inputs in enumerate(probes)]
+
+    def _resized(self, shapes: Shapes) -> Iterator[tuple[Case, Outputs]]:
+        """Calls with other sizes of one free dimension: first one of each dimension, then a second one."""
+        waiting = [iter(others) for _, others in self._maker.sizes(shapes)]
+        for _ in range(self._maker.wanted_sizes()):
+            for others in waiting:
+                found = False
+                while not found and (other := next(others, None)) is not None:
+                    for accepted in self._accepted(self._maker.plausible(other)):
+                        found = True
+                        yield accepted
+
+    def _accepted(self, case: Case, *, is_essential: bool = False) -> Iterator[tuple[Case, Outputs]]:
+        """``case`` with the source's outputs; nothing if the source rejects it, or if no time is left for it."""
+        if not is_essential and not self._patience.allows(case):
             return
-        yield case, want
+        # The time includes that of the comparison, which the caller makes before it asks for the next call.
+        with self._patience.spending(case, is_essential=is_essential):
+            try:
+                want = self._source.forward(_copied(case.inputs))
+            except PenstockError as error:
+                self._rejection = self._rejection or f"{error.message}, on {case.label}"
+                self._rejected += 1
+                return
+            yield case, want
 
     def _find_random(self, case: Case, want: Outputs) -> None:
         """Find the outputs that differ if the same call is repeated, or that depend on random operators."""
         indices = self._nodes.random()
         dependent = self._nodes.dependent(indices)
         self._random = {name for name in want if name in dependent}
-        again = self._source.forward(case.inputs)
+        again = self._source.forward(_copied(case.inputs))
         self._random |= {name for name in want if _differs(want[name], again.get(name))}
         for index in indices:
             self._notes[f"node '{self._nodes.label(index)}' gives random values"] = None
@@ -198,19 +244,28 @@ class Parity:
             return model.forward(case.inputs)
 
     def _note(self, name: str, difference: OutputDifference, case: Case) -> None:
-        if difference.decides and not case.is_empty:
-            self._decided.add(name)
+        if not case.is_extreme and not case.is_empty:
+            (self._decided if difference.decides else self._undecided)[name] += 1
         if difference.note:
             self._notes[f"output '{name}': {difference.note}"] = None
-        if difference.decides and difference.error > self._worst.error:
+        if (difference.decides or not case.is_extreme) and difference.error > self._worst.error:
             self._worst = difference
 
     def _certificate(self) -> Certificate:
         random = self._random
         names = [spec.name for spec in self._source.signature.outputs if spec.name not in random]
-        undecided = [name for name in names if name not in self._decided] if not self._failures else []
+        undecided = (
+            [name for name in names if self._decided[name] <= self._undecided[name]] if not self._failures else []
+        )
         for name in undecided:
-            self._notes[f"output '{name}' is not proved: rounding could change it completely in every call"] = None
+            self._notes[
+                f"output '{name}' is not proved: in {self._undecided[name]} of {self._decided[name] + self._undecided[name]} calls "
+                "with plausible values it was empty, or rounding could change it completely"
+            ] = None
+        if self._rejected:
+            self._notes[f"the source rejected {self._rejected} other calls, as in: {self._rejection}"] = None
+        if left_out := self._patience.left_out:
+            self._notes[f"left out, because the model is slow: {', '.join(left_out)}"] = None
         if not names:
             self._notes["all outputs are random, so that nothing is proved"] = None
         worst, divergence = self._worst, None
@@ -223,6 +278,7 @@ class Parity:
             tolerance=worst.tolerance,
             first_divergent=divergence,
             not_compared=tuple(sorted(random)),
+            not_proved=tuple(undecided),
             notes=tuple(self._notes),
             exporter=self._exported.exporter,
         )
@@ -239,7 +295,7 @@ class Parity:
             )
         for failure in self._failures:
             outputs = {name: array for name, array in failure.want.items() if name not in self._random}
-            blame = Blame(self._nodes, self._source, self._exported.links, failure.case.inputs, outputs)
+            blame = Blame(self._nodes, self._source, self._exported.links, _copied(failure.case.inputs), outputs)
             if not blame.has_links:
                 self._notes["the source gives no intermediate values, so that the first divergent node is unknown"] = (
                     None
@@ -262,6 +318,22 @@ class _Unknown(RoundingModel):
 
     def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
         return []
+
+
+def _copied(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Copies, because some models change their inputs."""
+    return {name: array.copy() for name, array in inputs.items()}
+
+
+def _is_other(want: Array, got: Array | None) -> bool:
+    """True if ``got`` differs from ``want`` roughly, or is not finite in other places."""
+    if got is None or want.shape != got.shape:
+        return True
+    if want.dtype.kind != "f":
+        return _differs(want, got)
+    return not np.allclose(
+        want, got, rtol=1e-2, atol=1e-3 * np.abs(want[np.isfinite(want)]).max(initial=0.0), equal_nan=True
+    )
 
 
 def _differs(one: Array, other: Array | None) -> bool:

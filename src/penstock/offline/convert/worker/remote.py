@@ -22,9 +22,11 @@ from penstock.offline.convert.worker import wire
 from penstock.offline.convert.worker.process import UNLIMITED, Limits, Process
 from penstock.tensor import MAX_RANK, Array, Signature
 
-T = TypeVar("T", wire.Opened, wire.Arrays, wire.Written)
+T = TypeVar("T", wire.Opened, wire.Arrays, wire.Calls, wire.Written)
 _SERVE = "penstock.offline.convert.worker.serve"
 _SHOWN_BYTES = 8 << 10
+_MOST_PROBES = 64
+"""Largest number of calls that an untrusted process may ask for."""
 
 
 def open_remote(
@@ -71,6 +73,10 @@ class RemoteSource:
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         return self._call(wire.Values(dict(inputs), tuple(names)), wire.Arrays).arrays
+
+    def probes(self, seed: int) -> Sequence[Mapping[str, Array]]:
+        """As in ``Probing``. Empty if the source in the process has no probes."""
+        return self._call(wire.Probes(seed), wire.Calls).calls[:_MOST_PROBES]
 
     def export(self, target: Path, opset: int) -> Exported:
         process = self._running()

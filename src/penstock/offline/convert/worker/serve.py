@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO
 
 from penstock.errors import PenstockError, Unsupported, shortened
-from penstock.offline.convert.base import Converter, FrameworkModel, UnsupportedOperators
+from penstock.offline.convert.base import Converter, FrameworkModel, Probing, UnsupportedOperators
 from penstock.offline.convert.registry import get_converter
 from penstock.offline.convert.worker import wire
 from penstock.tensor import Array, DataType
@@ -41,12 +41,15 @@ def serve(
         answers.flush()
 
 
-def _answered(model: FrameworkModel, question: wire.Compute | wire.Values | wire.Export) -> wire.Answer:
+def _answered(model: FrameworkModel, question: wire.Compute | wire.Values | wire.Probes | wire.Export) -> wire.Answer:
     if isinstance(question, wire.Compute):
         return wire.Arrays(dict(model.forward(question.inputs)))
     if isinstance(question, wire.Values):
         values = model.values(question.inputs, question.names)
         return wire.Arrays({name: array for name, array in values.items() if _has_datatype(array)})
+    if isinstance(question, wire.Probes):
+        calls = model.probes(question.seed) if isinstance(model, Probing) else ()
+        return wire.Calls(tuple(map(dict, calls)))
     return wire.Written(model.export(question.target, question.opset))
 
 

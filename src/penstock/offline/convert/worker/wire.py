@@ -43,6 +43,10 @@ class Values(msgspec.Struct, tag=True):
     names: tuple[str, ...]
 
 
+class Probes(msgspec.Struct, tag=True):
+    seed: int
+
+
 class Export(msgspec.Struct, tag=True):
     target: Path
     opset: int
@@ -61,6 +65,10 @@ class Arrays(msgspec.Struct, tag=True):
     arrays: dict[str, Array]
 
 
+class Calls(msgspec.Struct, tag=True):
+    calls: tuple[dict[str, Array], ...]
+
+
 class Written(msgspec.Struct, tag=True):
     exported: Exported
 
@@ -74,8 +82,8 @@ class Refused(msgspec.Struct, tag=True):
     operators: tuple[UnsupportedOperator, ...] = ()
 
 
-Question = Open | Compute | Values | Export
-Answer = Opened | Arrays | Written | Refused
+Question = Open | Compute | Values | Probes | Export
+Answer = Opened | Arrays | Calls | Written | Refused
 
 
 def encode(message: Question | Answer) -> list[bytes | memoryview]:
