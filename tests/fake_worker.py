@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +59,17 @@ class CodeConverter:
 
 def main(notes: tuple[str, ...]) -> None:
     serve.main(notes, lambda _: CodeConverter())
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def ends(pid: int) -> bool:
+    """True once the process has ended, which its parent may learn a little later."""
+    until = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < until:
+        os.sched_yield()
+    return not alive(pid)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
     from penstock.offline.convert.certificate import Certificate
     from penstock.offline.convert.convert import Conversion, convert
-    from penstock.offline.convert.torch.custom_ops import register_op
+    from penstock.offline.convert.custom_ops import register_op
     from penstock.offline.judge.contract import Contract
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
@@ -79,7 +79,7 @@ _HOMES = {
     "convert": "penstock.offline.convert.convert",
     "model": "penstock.online.instances.python.typed",
     "open": "penstock.runtime",
-    "register_op": "penstock.offline.convert.torch.custom_ops",
+    "register_op": "penstock.offline.convert.custom_ops",
 }
 
 

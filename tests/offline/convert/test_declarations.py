@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgument
-from penstock.offline.convert.base import InputSpec
-from penstock.offline.convert.declarations import input_text, parse_dynamic, parse_inputs
-from penstock.tensor import DataType
+from penstock.offline.convert.base import ConvertOptions, InputSpec
+from penstock.offline.convert.declarations import (
+    check_inputs,
+    chosen_outputs,
+    declared_input,
+    free_axes,
+    input_text,
+    parse_dynamic,
+    parse_inputs,
+)
+from penstock.tensor import DataType, TensorSpec
 
 
 @pytest.mark.parametrize(
@@ -102,3 +111,35 @@ def test_any_text_is_read_or_refused(text: str) -> None:
             parse([text])
         except InvalidArgument as error:
             assert error.hint  # noqa: PT017
+
+
+OPTIONS = ConvertOptions(
+    (InputSpec("x", None, ("N", 4)),), {"y": np.ones((2, 3), np.float16)}, {"x": {1: "L"}, "y": {0: "N"}}
+)
+
+
+def test_an_input_is_as_declared_or_as_in_the_sample():
+    assert declared_input("x", OPTIONS) == InputSpec("x", None, ("N", "L"))
+    assert declared_input("y", OPTIONS) == InputSpec("y", DataType.FP16, ("N", 3))
+    assert declared_input("z", OPTIONS, (1, 2)) == InputSpec("z", None, (1, 2))
+    assert declared_input("z", OPTIONS) == InputSpec("z", None, None)
+    with pytest.raises(InvalidArgument, match="input 'x' has no axis 2"):
+        declared_input("x", ConvertOptions(OPTIONS.inputs, dynamic={"x": {2: "L"}}))
+
+
+def test_inputs_and_outputs_that_the_model_does_not_have_are_refused():
+    check_inputs(OPTIONS, ["x", "y"])
+    with pytest.raises(InvalidArgument, match="no input 'y'") as caught:
+        check_inputs(OPTIONS, ["x"])
+    assert caught.value.hint == "its inputs are x"
+    assert chosen_outputs(OPTIONS, ["b", "a"]) == ["b", "a"]
+    assert chosen_outputs(ConvertOptions(outputs=("a",)), ["b", "a"]) == ["a"]
+    with pytest.raises(InvalidArgument, match="no output 'c'"):
+        chosen_outputs(ConvertOptions(outputs=("c",)), ["b", "a"])
+
+
+def test_free_dimensions_have_the_users_names():
+    specs = [TensorSpec(name, DataType.FP32, (-1, -1)) for name in ("x", "y", "z")]
+    found = {name: [axis.name for axis in axes] for name, axes in free_axes(specs, OPTIONS).items()}
+    assert found == {"x": ["N", "L"], "y": ["N", "y_1"], "z": ["batch", "z_1"]}
+    assert free_axes([TensorSpec("x", DataType.FP32, (3,))], OPTIONS) == {"x": ()}

@@ -18,6 +18,11 @@ import msgspec
 from penstock.errors import Unsupported
 from penstock.tensor import Array, DataType, Signature
 
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators of ONNX with random results."""
+
 
 class Axis(msgspec.Struct, frozen=True):
     """A free dimension of an input. Axes with the same ``name`` always have the same size."""
@@ -132,7 +137,7 @@ class FrameworkModel(Protocol):
 
 @runtime_checkable
 class Probing(Protocol):
-    """A ``SourceModel`` that knows inputs that are hard to convert, such as the thresholds of its trees, or its categories."""
+    """A ``FrameworkModel`` that knows inputs that are hard to convert, such as the thresholds of its trees, or its categories."""
 
     def probes(self, seed: int) -> Sequence[Mapping[str, Array]]:
         """Calls to compare in addition to those that follow from ``signature``."""

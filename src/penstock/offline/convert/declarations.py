@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from penstock.errors import InvalidArgument, quoted
-from penstock.offline.convert.base import InputSpec
-from penstock.tensor import MAX_RANK, DataType
+from penstock.offline.convert.base import Axis, ConvertOptions, InputSpec
+from penstock.tensor import MAX_RANK, DataType, TensorSpec
 
 _WRITE_INPUT = "write it like image:float32[N,3,224,224], with one --inputs for each input"
 _WRITE_AXES = "write it like image:0=batch,2=height, with one --dynamic for each input"
@@ -60,6 +60,59 @@ def parse_dynamic(texts: Iterable[str]) -> dict[str, dict[int, str]]:
             if axis in axes:
                 raise InvalidArgument(f"--dynamic lists axis {axis} of input {quoted(name)} twice", _WRITE_AXES)
             axes[axis] = dimension
+    return found
+
+
+def check_inputs(options: ConvertOptions, known: Collection[str]) -> None:
+    """Raise InvalidArgument if ``options`` name an input that is not ``known``."""
+    for name in (*(spec.name for spec in options.inputs), *options.sample, *options.dynamic):
+        if name not in known:
+            raise InvalidArgument(f"the model has no input '{name}'", f"its inputs are {', '.join(known)}")
+
+
+def chosen_outputs(options: ConvertOptions, known: Collection[str]) -> list[str]:
+    """The outputs to keep, which are all of ``known`` by default. Raises InvalidArgument."""
+    for name in options.outputs:
+        if name not in known:
+            raise InvalidArgument(f"the model has no output '{name}'", f"its outputs are {', '.join(known)}")
+    return list(options.outputs or known)
+
+
+def declared_input(name: str, options: ConvertOptions, known: Sequence[int | str] | None = None) -> InputSpec:
+    """Input ``name`` as declared, otherwise as in the sample or of the shape ``known``, with the free dimensions that the user names.
+
+    Type or shape are None if nothing tells them. Raises InvalidArgument.
+    """
+    spec = next((one for one in options.inputs if one.name == name), InputSpec(name, None, None))
+    sample = options.sample.get(name)
+    shape = known if sample is None else sample.shape
+    datatype = spec.datatype or (None if sample is None else DataType.from_numpy(sample.dtype))
+    dims = spec.shape if spec.shape is not None else shape
+    if dims is None:
+        return InputSpec(name, datatype, None)
+    dims = list(dims)
+    for axis, dim in options.dynamic.get(name, {}).items():
+        if not -len(dims) <= axis < len(dims):
+            raise InvalidArgument(f"input '{name}' has no axis {axis}", f"its shape is {dims}")
+        dims[axis] = dim
+    return InputSpec(name, datatype, tuple(dims))
+
+
+def free_axes(
+    specs: Iterable[TensorSpec], options: ConvertOptions, first: str = "batch"
+) -> dict[str, tuple[Axis, ...]]:
+    """The free dimensions of each input, with the user's names. Otherwise, axis 0 is called ``first``, and others after the input."""
+    found = {}
+    for spec in specs:
+        names = {
+            axis: dim for one in options.inputs if one.name == spec.name for axis, dim in enumerate(one.shape or ())
+        }
+        names |= options.dynamic.get(spec.name, {})
+        free = [axis for axis, size in enumerate(spec.shape) if size < 0]
+        own = {axis: f"{spec.name}_{axis}" if axis else first for axis in free}
+        found[spec.name] = tuple(
+            Axis(axis, name if isinstance(name := names.get(axis), str) else own[axis]) for axis in free
+        )
     return found
 
 

@@ -16,31 +16,16 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.zoo.jax import MODELS
+from jax_conversions import SIZES, inputs_of, opened
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, Unsupported
-from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, UnsupportedOperators
+from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec
 from penstock.offline.convert.frameworks.jax import CONVERTER, JaxModel
-from penstock.tensor import Array, DataType
+from penstock.tensor import DataType
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-SIZES = {"N": 4, "T": 7}
-
-
-def inputs_of(source: JaxModel, sizes: dict[str, int] = SIZES) -> dict[str, Array]:
-    rng, found = np.random.default_rng(1), {}
-    for spec in source.signature.inputs:
-        names = {axis.index: axis.name for axis in source.axes[spec.name]}
-        shape = [sizes[names[i]] if dim == -1 else dim for i, dim in enumerate(spec.shape)]
-        value = rng.standard_normal(shape) if spec.datatype.is_float else rng.integers(0, 9, shape)
-        found[spec.name] = value.astype(spec.datatype.dtype)
-    return found
-
-
-def opened(function: Any, **inputs: tuple[int | str, ...]) -> JaxModel:
-    specs = tuple(InputSpec(name, DataType.FP32, shape) for name, shape in inputs.items())
-    return CONVERTER.open(function, ConvertOptions(inputs=specs))
 
 
 def check_same(source: JaxModel, folder: Path, sizes: dict[str, int] = SIZES) -> Exported:
@@ -74,33 +59,6 @@ def test_diagnosis(name: str, tmp_path: Path) -> None:
     assert zoo.diagnosis in caught.value.message
     assert caught.value.hint
     assert not (tmp_path / "model.onnx").exists()
-
-
-@pytest.mark.parametrize("name", ["mlp", "attention", "linen_mlp", "nnx_transformer", "scan"])
-def test_links_have_the_values_of_the_source(name: str, tmp_path: Path) -> None:
-    zoo = MODELS[name]
-    source = CONVERTER.open(zoo.make(tmp_path), zoo.options)
-    links = source.export(tmp_path / "model.onnx", 21).links
-    model = onnx.load(tmp_path / "model.onnx")
-    known = {one.name for one in model.graph.output}
-    model.graph.output.extend(onnx.ValueInfoProto(name=one.tensor) for one in links if one.tensor not in known)
-    session, inputs = onnxruntime.InferenceSession(model.SerializeToString()), inputs_of(source)
-    values = source.values(inputs, [one.source for one in links])
-    assert links
-    assert values
-    assert all(one.where.startswith("jax.py:") for one in links)
-    for link in links:
-        if link.source in values:
-            (got,) = session.run([link.tensor], inputs)
-            assert got.shape == values[link.source].shape, link
-            np.testing.assert_allclose(got, values[link.source], rtol=1e-4, atol=1e-4, err_msg=str(link))
-
-
-def test_values_of_unknown_names(tmp_path: Path) -> None:
-    source = opened(lambda x: jnp.tanh(x) + 1, x=("N", 4))
-    assert source.values(inputs_of(source), ["add 0"]) == {}
-    source.export(tmp_path / "model.onnx", 21)
-    assert list(source.values(inputs_of(source), ["add 0", "add 7", ""])) == ["add 0"]
 
 
 def test_names_of_outputs(tmp_path: Path) -> None:
@@ -167,17 +125,6 @@ def test_module_of_nnx_keeps_its_mode(tmp_path: Path) -> None:
 def test_random_operators_are_named(tmp_path: Path) -> None:
     source = opened(lambda x: x + jax.random.normal(jax.random.PRNGKey(0), (4,)), x=("N", 4))
     assert "RandomNormal" in source.export(tmp_path / "model.onnx", 21).random[0]
-
-
-def test_all_unsupported_operators(tmp_path: Path) -> None:
-    def spectrum(x: Any) -> Any:
-        first = jnp.abs(jnp.fft.fft(x))
-        return first + jnp.abs(jnp.fft.ifft(x * 2))
-
-    with pytest.raises(UnsupportedOperators) as caught:
-        opened(spectrum, x=(4,)).export(tmp_path / "model.onnx", 21)
-    assert len({one.where for one in caught.value.operators if one.op == "fft"}) == 2
-    assert all(one.where.startswith("test_jax.py:") and one.way_out for one in caught.value.operators)
 
 
 def test_size_that_must_be_known(tmp_path: Path) -> None:

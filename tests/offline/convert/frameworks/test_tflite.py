@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 pytest.importorskip("tf2onnx")
@@ -18,7 +17,7 @@ from benchmarks.zoo.tflite import MODELS
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError
 from penstock.offline.convert.base import ConvertOptions, FrameworkModel, InputSpec
 from penstock.offline.convert.frameworks.tflite import CONVERTER
-from penstock.tensor import Signature
+from tensorflow_conversions import inputs_for, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -46,23 +45,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def opened(path: Path, **options: Any) -> FrameworkModel:
     return CONVERTER.open(path, ConvertOptions(**options))
-
-
-def inputs_for(signature: Signature, rows: int = 2) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    made = {}
-    for spec in signature.inputs:
-        shape = [rows if dim < 0 else dim for dim in spec.shape]
-        made[spec.name] = (rng.normal(size=shape) if spec.datatype.is_float else rng.integers(0, 10, shape)).astype(
-            spec.datatype.dtype
-        )
-    return made
-
-
-def run(model: Path | bytes, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = onnxruntime.InferenceSession(model)
-    names = [one.name for one in session.get_outputs()]
-    return dict(zip(names, session.run(None, inputs), strict=True))
 
 
 @pytest.mark.parametrize("name", _FLOAT)

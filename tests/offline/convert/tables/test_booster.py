@@ -8,7 +8,7 @@ import pytest
 from conversions import OPSET
 from penstock.errors import InvalidInput, InvalidModel
 from penstock.offline.convert.base import ConvertOptions
-from penstock.offline.convert.tables.booster import Booster, BoosterModel, as_tensor, opened
+from penstock.offline.convert.tables.booster import Booster, BoosterConverter, BoosterModel, as_tensor
 from penstock.offline.convert.tables.forest import Forest, Tree
 from penstock.tensor import DataType
 
@@ -33,7 +33,7 @@ def test_the_scores_are_linked_although_they_are_the_output(tmp_path: Path) -> N
 
 def test_a_model_without_an_expected_part_is_damaged() -> None:
     with pytest.raises(InvalidModel, match="the model of X is damaged: 'trees'"):
-        opened("X", lambda source: {}["trees"], None, ConvertOptions())
+        BoosterConverter("X", "1", "X", lambda source: {}["trees"]).open(None, ConvertOptions())
 
 
 def test_texts_become_utf8() -> None:

@@ -9,7 +9,6 @@ import warnings
 import joblib
 import numpy as np
 import pytest
-import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingRegressor, RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -20,19 +19,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
 
+from hostile_pickles import Calls
 from penstock.errors import InvalidModel, PenstockError, PermissionDenied
-from penstock.offline.convert.tables.pickles import BASIC, SKLEARN, TORCH, load_trusted, names_in, trusted_module
-
-
-class Calls:
-    """An object whose pickle calls a function."""
-
-    def __init__(self, function, *arguments):
-        self._call = function, arguments
-
-    def __reduce__(self):
-        return self._call
-
+from penstock.offline.convert.tables.pickles import BASIC, SKLEARN, load_trusted, names_in
 
 ARRAYS = {
     "float": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -136,7 +125,7 @@ torch.utils.cpp_extension BuildExtension
 @pytest.mark.parametrize("module_and_name", POWERFUL.strip().splitlines())
 def test_names_with_power_are_not_allowed(module_and_name):
     module, name = module_and_name.split(" ")
-    for allowed in (BASIC, SKLEARN, TORCH):
+    for allowed in (BASIC, SKLEARN):
         assert not allowed.admits(module, name)
 
 
@@ -145,74 +134,6 @@ def test_pickles_inside_the_arrays_of_joblib_are_checked(tmp_path):
     joblib.dump(np.array([Calls(os.system, "true"), 1], object), path)
     with pytest.raises(PermissionDenied, match="posix.system"):
         load_trusted(path, SKLEARN)
-
-
-class Rebuilt:
-    """An object whose pickle has other arguments and another state than the object."""
-
-    def __init__(self, function, arguments, state):
-        self._parts = function, arguments, state
-
-    def __reduce__(self):
-        return self._parts
-
-
-RECONSTRUCT = np.ones(1).__reduce__()[0]
-OBJECTS = np.dtype("O")
-BYTES = b"12345678"
-
-
-@pytest.mark.parametrize(
-    "attack",
-    {
-        "constructor": Calls(np.ndarray, (1,), "O", BYTES),
-        "content": Rebuilt(RECONSTRUCT, (np.ndarray, (0,), b"b"), (1, (1,), OBJECTS, False, BYTES)),
-        "scalar": Calls(np.float64(1).__reduce__()[0], OBJECTS, BYTES),
-        "fields": Calls(np.float64(1).__reduce__()[0], np.dtype([("a", "O")]), BYTES),
-        "shape": Rebuilt(RECONSTRUCT, (np.ndarray, (0,), b"b"), (1, (1 << 40, 1 << 40), np.dtype("f8"), False, BYTES)),
-        "short": Rebuilt(RECONSTRUCT, (np.ndarray, (0,), b"b"), (1, (2,), np.dtype("f8"), False, BYTES)),
-        "subclass": Rebuilt(RECONSTRUCT, (np.matrix, (0,), b"b"), (1, (1,), np.dtype("f8"), False, BYTES)),
-        "state": Rebuilt(np.dtype, ("V16", False, True), (3, 5, b"", "", {1: 2}, "", [], 0)),
-    }.items(),
-    ids=lambda attack: attack[0],
-)
-def test_raw_memory_cannot_become_objects(attack):
-    """numpy's own functions would read pointers from the bytes, and crash."""
-    with pytest.raises(PenstockError):
-        load_trusted(pickle.dumps(attack[1]), BASIC)
-
-
-def test_an_array_is_filled_only_once():
-    """A second content would free the memory of the first one, which other objects may use."""
-    array = pickle.dumps(np.ones(3), 2)
-    state = array[array.rindex(b"(K\x01") : -1]
-    assert state.endswith(b"b")
-    again = array[:-1] + state + b"."
-    assert pickle.loads(again).tolist() == [1, 1, 1]
-    with pytest.raises(InvalidModel, match="does not fit"):
-        load_trusted(again, BASIC)
-
-
-@pytest.mark.parametrize("kind", ["O", [("a", "O")], "f8"])
-def test_changed_flags_of_types_are_ignored(kind):
-    _, arguments, state = np.dtype(kind).__reduce__()
-    data = pickle.dumps(Rebuilt(np.dtype, arguments, (*state[:7], state[7] ^ 63)))
-    assert load_trusted(data, BASIC).flags == np.dtype(kind).flags
-
-
-def test_the_layout_of_a_type_in_use_does_not_change():
-    """Otherwise the numbers of an array could become pointers after they were read."""
-    save, get = b"r\xff\xff\0\0", b"j\xff\xff\0\0"  # the memo's last entry
-
-    def state(kind):
-        return pickle.dumps(np.dtype(kind).__reduce__()[2], 2)[2:-1] + b"b"
-
-    data = b"\x80\x02]" + b"cnumpy\ndtype\nX\2\0\0\0V8\x85R" + save + state([("a", "f8")]) + b"a"
-    data += pickle.dumps(RECONSTRUCT, 2)[2:-1] + b"cnumpy\nndarray\nK\0\x85X\1\0\0\0b\x87R"
-    data += b"(K\1K\1\x85" + get + b"\x89" + pickle.dumps(BYTES, 2)[2:-1] + b"tba" + get + state([("a", "O")]) + b"a."
-    before, array, after = load_trusted(data, BASIC)
-    assert (before.hasobject, array.dtype.hasobject, after.hasobject) == (False, False, True)
-    assert array.tobytes() == BYTES
 
 
 def estimators():
@@ -248,30 +169,6 @@ def test_estimators_are_loaded(tmp_path, estimator, kind, protocol):
     np.testing.assert_array_equal(load_trusted(path, SKLEARN).predict(x), estimator.predict(x))
 
 
-class Own(torch.nn.Module):
-    """A module of the user, whose name is not on the list."""
-
-
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_modules_of_torch_are_loaded(is_zip):
-    encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(4), encoder).eval()
-    data = io.BytesIO()
-    torch.save(model, data, _use_new_zipfile_serialization=is_zip)
-    module = trusted_module(data.getvalue(), TORCH)
-    found = torch.load(io.BytesIO(data.getvalue()), pickle_module=module, weights_only=False)
-    x = torch.rand(2, 4, 3)
-    torch.testing.assert_close(found(x), model(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_other_modules_are_listed(is_zip):
-    data = io.BytesIO()
-    torch.save({"a": Own(), "b": Calls(os.system, "true")}, data, _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(PermissionDenied, match=r"posix.system, .*Own"):
-        trusted_module(data.getvalue(), TORCH)
-
-
 def ways_to_damage(data: bytes):
     generator = random.Random(0)
     yield from (data[:size] for size in range(0, len(data), max(1, len(data) // 150)))
@@ -281,19 +178,17 @@ def ways_to_damage(data: bytes):
         yield bytes(changed)
 
 
-@pytest.mark.parametrize("form", ["pickle", "joblib", "zlib", "torch", "torch_old"])
+@pytest.mark.parametrize("form", ["pickle", "joblib", "zlib"])
 def test_damaged_files_are_errors(form):
     stream = io.BytesIO()
-    if form.startswith("torch"):
-        torch.save(torch.nn.Linear(2, 2), stream, _use_new_zipfile_serialization=form == "torch")
-    elif form == "pickle":
+    if form == "pickle":
         pickle.dump({**PLAIN, **ARRAYS}, stream)
     else:
         joblib.dump({**PLAIN, **ARRAYS}, stream, compress=3 if form == "zlib" else 0)
     with warnings.catch_warnings(action="ignore"):  # numpy warns about some broken scalars
         for data in ways_to_damage(stream.getvalue()):
             try:
-                trusted_module(data, TORCH) if "torch" in form else load_trusted(data, SKLEARN)
+                load_trusted(data, SKLEARN)
             except PenstockError:
                 continue
 

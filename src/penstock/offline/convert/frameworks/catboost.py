@@ -15,8 +15,8 @@ import catboost
 import numpy as np
 
 from penstock.errors import InvalidModel
-from penstock.offline.convert.base import ConvertOptions, UnsupportedOperator, UnsupportedOperators
-from penstock.offline.convert.tables.booster import Booster, BoosterModel, loaded, opened
+from penstock.offline.convert.base import UnsupportedOperator, UnsupportedOperators
+from penstock.offline.convert.tables.booster import Booster, BoosterConverter, loaded
 from penstock.offline.convert.tables.forest import Forest, Tree
 from penstock.tensor import Array
 
@@ -31,20 +31,7 @@ _KINDS = {
     "text_features": "text feature",
     "embedding_features": "embedding feature",
 }
-
-
 _FAILURES = (catboost.CatBoostError, ValueError)
-
-
-class CatBoostConverter:
-    name = "catboost"
-    version = catboost.__version__
-
-    def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
-        return opened("CatBoost", read, source, options)
-
-
-CONVERTER = CatBoostConverter()
 
 
 def read(source: Any) -> Booster:
@@ -151,3 +138,6 @@ def _unfolded(tree: Mapping[str, Any]) -> _Nodes:
         no,
         [np.zeros(width) if node.get("split") else np.reshape(node["value"], width) for node in nodes],
     )
+
+
+CONVERTER = BoosterConverter("catboost", catboost.__version__, "CatBoost", read)

@@ -24,12 +24,12 @@ from jax.extend.core import jaxpr_as_fun
 from jax2onnx import to_onnx
 
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, Unsupported, WrongResult
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, InputSpec, UnsupportedOperators
+from penstock.offline.convert.base import RANDOM, Axis, ConvertOptions, Exported, InputSpec, UnsupportedOperators
+from penstock.offline.convert.declarations import chosen_outputs, declared_input
 from penstock.offline.convert.jax.trace import JaxTrace, failed_operator, missing_operators
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _WIDE = (DataType.INT64, DataType.UINT64, DataType.FP64)
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -74,8 +74,7 @@ class JaxModel:
         self._trace: JaxTrace | None = None
         outputs = self._outputs()
         self._names = [one.name for one in outputs]
-        if unknown := [name for name in options.outputs if name not in self._names]:
-            raise InvalidArgument(f"the function has no output '{unknown[0]}'", f"its outputs are {self._names}")
+        kept = chosen_outputs(options, self._names)
         self.axes: Mapping[str, tuple[Axis, ...]] = {
             spec.name: tuple(Axis(i, dim) for i, dim in enumerate(spec.shape or ()) if isinstance(dim, str))
             for spec in self._specs
@@ -85,7 +84,7 @@ class JaxModel:
                 TensorSpec(one.name, _type(one), tuple(-1 if isinstance(dim, str) else dim for dim in one.shape or ()))
                 for one in self._specs
             ),
-            tuple(one for one in outputs if not options.outputs or one.name in options.outputs),
+            tuple(one for one in outputs if one.name in kept),
         )
         self._compiled = jax.jit(self._flat)
 
@@ -144,7 +143,7 @@ class JaxModel:
         )
         self._name_outputs(proto)
         sample = dict(zip(self.signature.input_names, self._arrays(2), strict=True)) | dict(self._sample)
-        random = tuple(f"{one.op_type} ({one.name})" for one in proto.graph.node if one.op_type in _RANDOM)
+        random = tuple(f"{one.op_type} ({one.name})" for one in proto.graph.node if one.op_type in RANDOM)
         return _Written(way, proto, random, _is_close(proto, sample, self.forward(sample)))
 
     def _name_outputs(self, proto: onnx.ModelProto) -> None:
@@ -244,16 +243,12 @@ def _function(source: Any) -> Callable[..., Any]:
 
 def _specs(function: Callable[..., Any], options: ConvertOptions) -> list[InputSpec]:
     """Name, type and shape of each parameter, in the order of the parameters. Raises InvalidArgument."""
-    declared = {spec.name: spec for spec in options.inputs}
     found = {}
-    for name in (*declared, *(name for name in options.sample if name not in declared)):
-        spec, array = declared.get(name, InputSpec(name, None, None)), options.sample.get(name)
-        shape = spec.shape if spec.shape is not None else array.shape if array is not None else None
-        datatype = spec.datatype or (DataType.FP32 if array is None else DataType.from_numpy(array.dtype))
-        if shape is None or datatype is DataType.BYTES:
+    for name in dict.fromkeys((*(spec.name for spec in options.inputs), *options.sample)):
+        spec = declared_input(name, options)
+        if spec.shape is None or spec.datatype is DataType.BYTES:
             raise InvalidArgument(f"input '{name}' needs a shape of numbers", f"write --inputs '{name}:float32[N,…]'")
-        free = options.dynamic.get(name, {})
-        found[name] = InputSpec(name, datatype, tuple(free.get(i, dim) for i, dim in enumerate(shape)))
+        found[name] = InputSpec(name, spec.datatype or DataType.FP32, spec.shape)
     known = _parameters(function)
     needed = [one.name for one in known if one.default is inspect.Parameter.empty]
     names = [one.name for one in known][: max(len(found), len(needed))]

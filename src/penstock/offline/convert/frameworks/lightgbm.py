@@ -12,8 +12,8 @@ import lightgbm
 import numpy as np
 
 from penstock.errors import Unsupported
-from penstock.offline.convert.base import ConvertOptions, UnsupportedOperator, UnsupportedOperators
-from penstock.offline.convert.tables.booster import Booster, BoosterModel, loaded, opened
+from penstock.offline.convert.base import UnsupportedOperator, UnsupportedOperators
+from penstock.offline.convert.tables.booster import Booster, BoosterConverter, loaded
 from penstock.offline.convert.tables.forest import Forest, Tree
 from penstock.tensor import Array
 
@@ -32,20 +32,7 @@ _LINKS = {
     **dict.fromkeys(("regression", "regression_l1", "huber", "fair", "quantile", "mape"), "identity"),
     **dict.fromkeys(("lambdarank", "rank_xendcg", "custom", ""), "identity"),
 }
-
-
 _FAILURES = (lightgbm.basic.LightGBMError, ValueError)
-
-
-class LightGBMConverter:
-    name = "lightgbm"
-    version = lightgbm.__version__
-
-    def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
-        return opened("LightGBM", read, source, options)
-
-
-CONVERTER = LightGBMConverter()
 
 
 def read(source: Any) -> Booster:
@@ -139,3 +126,6 @@ def _tree(tree: dict[str, str], target: int, averaged: int, categorical: set[int
         for array, fill in ((feature, -1), (threshold, 0.0), (left, -1), (right, -1), (missing_yes, False))
     )
     return Tree(feature, threshold, left, right, missing_yes, values, target, sets)
+
+
+CONVERTER = BoosterConverter("lightgbm", lightgbm.__version__, "LightGBM", read)

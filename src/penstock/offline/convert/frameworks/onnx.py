@@ -12,8 +12,9 @@ import onnx
 from penstock.artifact import Artifact, Format, format_of, local_path
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.errors import InvalidArgument, InvalidModel, NotFound, PenstockError, Unsupported
+from penstock.errors import InvalidArgument, PenstockError, Unsupported
 from penstock.offline.convert.base import (
+    RANDOM,
     Axis,
     ConvertOptions,
     Exported,
@@ -22,6 +23,8 @@ from penstock.offline.convert.base import (
     UnsupportedOperator,
     UnsupportedOperators,
 )
+from penstock.offline.convert.declarations import check_inputs, chosen_outputs
+from penstock.offline.convert.reading import read_file
 from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.repairs.graphs import nodes_of, opset_of
 from penstock.offline.convert.upgrade import upgrade
@@ -33,7 +36,6 @@ _OLDEST = 7
 """The oldest opset that ONNX Runtime runs."""
 _OWN = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "ai.onnx.training", "ai.onnx.preview.training")
 """Domains whose operators ``onnx`` does not know, but ONNX Runtime does."""
-_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 _AS_WRITTEN = {"threads": 1, "graph_level": "disabled", "arena": False}
 
 
@@ -105,7 +107,7 @@ class OnnxSource:
         tensors = [name for node in converted.graph.node for name in node.output if name in made]
         links = [TensorLink(name, name, f"node '{made[name].name}' ({made[name].op_type})") for name in tensors]
         random = [
-            f"{node.op_type} '{node.name or node.output[0]}'" for node in nodes_of(converted) if node.op_type in _RANDOM
+            f"{node.op_type} '{node.name or node.output[0]}'" for node in nodes_of(converted) if node.op_type in RANDOM
         ]
         exporter = "onnx.version_converter" if version < opset else "unchanged, onnx"
         return Exported(f"{exporter} {onnx.__version__}", tuple(links), tuple(random), tuple(warnings))
@@ -121,19 +123,14 @@ def _choose(proto: onnx.ModelProto, options: ConvertOptions) -> None:
     graph = proto.graph
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
     made = {name for node in graph.node for name in node.output}
-    for name in options.outputs:
-        if name not in made | set(known):
-            shown = [value.name for value in graph.output]
-            raise InvalidArgument(f"the model has no output '{name}'", f"its outputs are {shown}")
     if options.outputs:
+        chosen_outputs(options, [*(value.name for value in graph.output), *(made | set(known))])
         chosen = [known.get(name) or onnx.ValueInfoProto(name=name) for name in options.outputs]
         copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in chosen]
         del graph.output[:]
         graph.output.extend(copies)
     values = {value.name: value.type.tensor_type for value in graph.input}
-    for name in (*(spec.name for spec in options.inputs), *options.dynamic):
-        if name not in values:
-            raise InvalidArgument(f"the model has no input '{name}'", f"its inputs are {list(values)}")
+    check_inputs(options, values)
     for spec in options.inputs:
         _set_dimensions(spec.name, values[spec.name], dict(enumerate(spec.shape or ())), spec.shape)
     for name, axes in options.dynamic.items():
@@ -164,15 +161,7 @@ def _artifact(source: Any) -> Artifact:
     path = local_path(source)
     if format_of(path) is Format.ONNX:
         return Artifact.from_file(path)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(f"no model file '{path}'", "check the path") from None
-    except OSError as error:
-        raise InvalidModel(f"cannot read model file '{path}': {error.strerror}") from error
-    if not data:
-        raise InvalidModel(f"model file '{path}' is empty", "export the model again")
-    return Artifact.from_bytes(data)
+    return Artifact.from_bytes(read_file(path))
 
 
 def _check_operators(proto: onnx.ModelProto) -> None:

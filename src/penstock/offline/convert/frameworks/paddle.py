@@ -20,13 +20,13 @@ from paddle2onnx.paddle2onnx_cpp2py_export import get_all_supported_operators_pi
 
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, Unsupported, printable
 from penstock.offline.convert.base import (
-    Axis,
     ConvertOptions,
     Exported,
     TensorLink,
     UnsupportedOperator,
     UnsupportedOperators,
 )
+from penstock.offline.convert.declarations import free_axes
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _MAX_OPSET = 19
@@ -90,7 +90,7 @@ class PaddleModel:
         self.signature = Signature(
             *(tuple(_spec(name, value) for name, value in values) for values in (inputs, outputs))
         )
-        self.axes = {spec.name: _axes(spec, options.dynamic.get(spec.name, {})) for spec in self.signature.inputs}
+        self.axes = free_axes(self.signature.inputs, options, "N")
         for one in fetches:  # the executor adds its own, and cannot run a program with two groups of them
             block.remove_op(one)
         self._values, self._where = _named(block.ops)
@@ -174,11 +174,6 @@ def _named(operators: Sequence[Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _spec(name: str, value: Any) -> TensorSpec:
     return TensorSpec(name, DataType.from_numpy(np.dtype(str(value.dtype).removeprefix("paddle."))), tuple(value.shape))
-
-
-def _axes(spec: TensorSpec, names: Mapping[int, str]) -> tuple[Axis, ...]:
-    free = [index for index, size in enumerate(spec.shape) if size < 0]
-    return tuple(Axis(index, names.get(index, f"{spec.name}_{index}" if index else "N")) for index in free)
 
 
 def _reason(error: Exception) -> str:

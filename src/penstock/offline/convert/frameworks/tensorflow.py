@@ -7,7 +7,6 @@ frozen graph is exported.
 from __future__ import annotations
 
 import contextlib
-import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ import numpy as np
 import tensorflow as tf
 from tf2onnx import tf_loader
 
-from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported, shortened
+from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, TensorLink
+from penstock.offline.convert.custom_ops import run_file
+from penstock.offline.convert.declarations import chosen_outputs, free_axes
 from penstock.offline.convert.tensorflow import exporter, keras, sources
 from penstock.offline.convert.tensorflow import links as linking
 from penstock.tensor import Array, Signature, TensorSpec
@@ -48,7 +49,7 @@ class TensorFlowConverter:
 
     def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         if options.ops is not None:
-            _run(options.ops)
+            run_file(options.ops)
         function = _function(source, options)
         specs = sources.declared(function.inputs, options)
         try:
@@ -70,18 +71,13 @@ class _TensorFlowModel:
     def __init__(self, function: sources.TensorFlowFunction, specs: Sequence[Any], options: ConvertOptions) -> None:
         self._function = function
         self._specs = tuple(specs)
-        self._kept = options.outputs
+        self._options = options
         self._concrete, outputs = self._trace()
         self.signature = Signature(
             tuple(_spec(spec.name, spec) for spec in self._specs),
             tuple(map(_spec, outputs, self._ranked(self._concrete.outputs))),
         )
-        self.axes: Mapping[str, tuple[Axis, ...]] = {
-            spec.name: tuple(
-                Axis(axis, sources.axis_name(spec, axis, options)) for axis, size in enumerate(spec.shape) if size < 0
-            )
-            for spec in self.signature.inputs
-        }
+        self.axes: Mapping[str, tuple[Axis, ...]] = free_axes(self.signature.inputs, options)
         self._graph: Any = None
         self._renamed: dict[str, str] = {}
         self._tables: Any = None
@@ -148,7 +144,7 @@ class _TensorFlowModel:
 
         def traced(*tensors: Any) -> list[Any]:
             given = {spec.name: tensor for spec, tensor in zip(self._specs, tensors, strict=True)}
-            outputs = _kept(self._function.call(given), self._kept, list(given))
+            outputs = _kept(self._function.call(given), self._options, list(given))
             names[:] = outputs
             return [tf.identity(tensor) for tensor in outputs.values()]
 
@@ -208,13 +204,10 @@ def _file(path: Path, options: ConvertOptions) -> sources.TensorFlowFunction:
     return sources.graph_def(path, options)
 
 
-def _kept(outputs: Mapping[str, Any], wanted: Sequence[str], inputs: Sequence[str]) -> dict[str, Any]:
+def _kept(outputs: Mapping[str, Any], options: ConvertOptions, inputs: Sequence[str]) -> dict[str, Any]:
     """The outputs that the user wants, under names that no input has. Raises InvalidArgument, Unsupported."""
-    missing = [name for name in wanted if name not in outputs]
-    if missing:
-        raise InvalidArgument(f"the model has no output '{missing[0]}'", f"its outputs: {', '.join(outputs)}")
     kept: dict[str, Any] = {}
-    for name, value in ((name, outputs[name]) for name in wanted or sorted(outputs)):
+    for name, value in ((name, outputs[name]) for name in chosen_outputs(options, sorted(outputs))):
         if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
             raise Unsupported(
                 f"the output '{name}' is a {type(value).__name__}, which ONNX does not have",
@@ -238,14 +231,3 @@ def _shapes_hint(specs: Sequence[Any]) -> str:
         for spec in specs
     )
     return f"declare the sizes of the inputs, as in {declared}"
-
-
-def _run(ops: Path) -> None:
-    """Run the user's file with handlers for ``tf2onnx``."""
-    try:
-        runpy.run_path(str(ops))
-    except Exception as error:
-        raise InvalidArgument(
-            f"'{ops.name}' fails: {type(error).__name__}: {shortened(str(error), 200)}",
-            "correct the file given with --ops",
-        ) from error

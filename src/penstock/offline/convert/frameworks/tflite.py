@@ -16,6 +16,8 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported, shortened
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel
+from penstock.offline.convert.declarations import check_inputs, chosen_outputs, free_axes
+from penstock.offline.convert.reading import read_file
 from penstock.offline.convert.tensorflow import exporter
 from penstock.offline.convert.tensorflow import links as linking
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
@@ -29,7 +31,7 @@ class TfLiteConverter:
 
     def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         path = Path(source)
-        data = path.read_bytes()
+        data = read_file(path)
         if data[4:8] != _MAGIC:
             raise InvalidModel(f"'{path.name}' is not a TensorFlow Lite model", "its bytes 4 to 7 must be TFL3")
         try:
@@ -56,24 +58,13 @@ class _TfLiteModel:
         self._interpreter = interpreter
         self._inputs = _named(interpreter, "inputs")
         outputs = _named(interpreter, "outputs")
-        missing = [name for name in options.outputs if name not in outputs]
-        if missing:
-            raise InvalidArgument(f"the model has no output '{missing[0]}'", f"its outputs: {', '.join(outputs)}")
-        self._all_outputs = outputs
-        self._outputs = {name: outputs[name] for name in options.outputs or outputs}
+        self._outputs = {name: outputs[name] for name in chosen_outputs(options, outputs)}
         self.signature = Signature(
             tuple(_spec(name, details) for name, details in self._inputs.items()),
             tuple(_spec(name, details) for name, details in self._outputs.items()),
         )
         _check(self.signature, options)
-        self.axes: Mapping[str, tuple[Axis, ...]] = {
-            spec.name: tuple(
-                Axis(axis, options.dynamic.get(spec.name, {}).get(axis, f"{spec.name}_{axis}" if axis else "batch"))
-                for axis, size in enumerate(spec.shape)
-                if size < 0
-            )
-            for spec in self.signature.inputs
-        }
+        self.axes: Mapping[str, tuple[Axis, ...]] = free_axes(self.signature.inputs, options)
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self._invoke(inputs)
@@ -154,9 +145,7 @@ def _spec(name: str, details: Mapping[str, Any]) -> TensorSpec:
 def _check(signature: Signature, options: ConvertOptions) -> None:
     """Raise InvalidArgument if ``options`` contradict the file."""
     specs = {spec.name: spec for spec in signature.inputs}
-    for name in (*(one.name for one in options.inputs), *options.dynamic, *options.sample):
-        if name not in specs:
-            raise InvalidArgument(f"the model has no input '{name}'", f"its inputs: {', '.join(specs)}")
+    check_inputs(options, specs)
     for name, free in options.dynamic.items():
         for axis in free:
             if not 0 <= axis < len(specs[name].shape) or specs[name].shape[axis] >= 0:

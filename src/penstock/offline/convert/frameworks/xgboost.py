@@ -13,8 +13,7 @@ import numpy as np
 import xgboost
 
 from penstock.errors import Unsupported
-from penstock.offline.convert.base import ConvertOptions
-from penstock.offline.convert.tables.booster import Booster, BoosterModel, loaded, opened
+from penstock.offline.convert.tables.booster import Booster, BoosterConverter, loaded
 from penstock.offline.convert.tables.forest import Forest, Tree
 from penstock.tensor import Array
 
@@ -30,17 +29,6 @@ _LINKS = {
 _BUILT_IN = ("reg:", "rank:", "binary:logitraw")
 """Other objectives that begin like this have no link function."""
 _FAILURES = (xgboost.core.XGBoostError, ValueError)
-
-
-class XGBoostConverter:
-    name = "xgboost"
-    version = xgboost.__version__
-
-    def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
-        return opened("XGBoost", read, source, options)
-
-
-CONVERTER = XGBoostConverter()
 
 
 def read(source: Any) -> Booster:
@@ -132,3 +120,6 @@ def _tree(tree: dict[str, Any], target: int, weight: float) -> Tree:
     at_sets = np.array(list(sets), np.int64)
     yes[at_sets], no[at_sets], missing[at_sets] = right[at_sets], left[at_sets], ~missing[at_sets]
     return Tree(feature, threshold, yes, no, missing, values * weight, target, sets)
+
+
+CONVERTER = BoosterConverter("xgboost", xgboost.__version__, "XGBoost", read)

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import flax
 import jax
+import jax2onnx
+import jaxlib
 import onnx
 from jax.extend.core import Literal, jaxpr_as_fun, jaxprs_in_params
 from jax2onnx.converter.conversion_api import _activate_plugin_worlds
@@ -17,8 +20,12 @@ from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY
 from penstock.offline.convert.base import TensorLink, UnsupportedOperator
 from penstock.tensor import Array
 
-_LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/jax2onnx/", "/penstock/offline/convert/", "<")
-
+_LIBRARIES = (
+    *(str(Path(str(one.__file__)).parent) for one in (jax, jaxlib, flax, jax2onnx)),
+    str(Path(__file__).parents[1]),
+    "<",
+)
+"""Folders whose code is not the user's."""
 _PATCHED = {"jax.numpy": jax.numpy, "jax.nn": jax.nn}
 
 
@@ -153,6 +160,6 @@ def _where(equation: Any) -> str:
     traceback = equation.source_info.traceback
     layer = str(equation.source_info.name_stack)
     for frame in traceback.frames if traceback is not None else ():
-        if not any(part in frame.file_name for part in _LIBRARIES):
+        if not frame.file_name.startswith(_LIBRARIES):
             return f"{Path(frame.file_name).name}:{frame.line_num}{f' ({layer})' if layer else ''}"
     return layer

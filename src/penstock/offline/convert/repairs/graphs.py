@@ -27,14 +27,16 @@ def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """The nodes of all graphs and functions."""
-    for graph in graphs_of(proto.graph):
-        yield from graph.node
-    for function in proto.functions:
-        for node in function.node:
-            yield node
-            for body in bodies_of(node):
-                for graph in graphs_of(body):
-                    yield from graph.node
+    for graph in (proto.graph, *proto.functions):
+        yield from nodes_below(graph)
+
+
+def nodes_below(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of ``graph`` and of the graphs in them."""
+    for node in graph.node:
+        yield node
+        for body in bodies_of(node):
+            yield from nodes_below(body)
 
 
 def set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:

@@ -148,15 +148,22 @@ class BoosterModel:
             raise InvalidInput(f"{self.booster.exporter} rejects the input: {_reason(error)}") from error
 
 
-def opened(name: str, read: Callable[[Any], Booster], source: Any, options: ConvertOptions) -> BoosterModel:
-    """The model that ``read`` finds in ``source``. Raises InvalidModel if the source lacks something."""
-    try:
-        booster = read(source)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InvalidModel(
-            f"the model of {name} is damaged: {_reason(error)}", "save it again with save_model"
-        ) from error
-    return BoosterModel(booster, options)
+class BoosterConverter(NamedTuple):
+    """The ``Converter`` of a library, whose models ``read`` finds in its sources."""
+
+    name: str
+    version: str
+    title: str
+    read: Callable[[Any], Booster]
+
+    def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
+        try:
+            booster = self.read(source)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InvalidModel(
+                f"the model of {self.title} is damaged: {_reason(error)}", "save it again with save_model"
+            ) from error
+        return BoosterModel(booster, options)
 
 
 def loaded(name: str, source: Any, read: Callable[[str], Any], failures: tuple[type[Exception], ...]) -> Any:

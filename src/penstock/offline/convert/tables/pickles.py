@@ -4,7 +4,7 @@
 
     data ─ decompressed ─ run with inert names, which finds all names ─ checked ─ run with the real ones
 
-A pickle has no branches, so the second run uses the names of the first. Reads pickles, joblib's files and torch's archives.
+A pickle has no branches, so the second run uses the names of the first. Reads pickles and joblib's files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import io
 import lzma
 import math
 import pickle
-import types
-import zipfile
 import zlib
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Mapping
@@ -30,9 +28,6 @@ import numpy as np
 from penstock.errors import InvalidModel, PermissionDenied, ResourceExhausted, printable, shortened
 from penstock.offline.convert.tables import pickled_arrays as arrays
 
-_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
-_TORCH_PICKLES = 5
-"""Pickles of a file in torch's old format: magic, version, system, objects, keys. Numbers follow."""
 _MAX_BYTES = 32 << 30
 _SHOWN_NAMES = 12
 _DECOMPRESSORS = (
@@ -101,22 +96,6 @@ numpy.random._pickle: __randomstate_ctor __generator_ctor __bit_generator_ctor
 """)
 )
 """Containers of Python, and arrays of numpy."""
-TORCH = BASIC | Allowed(
-    _table("""
-torch: device Size Tensor strided relu tanh sigmoid softmax complex64 complex128
-torch: float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 bool
-torch: FloatStorage DoubleStorage HalfStorage BFloat16Storage LongStorage IntStorage ShortStorage CharStorage ByteStorage BoolStorage
-torch._C._nn: gelu silu
-torch._tensor: _rebuild_from_type_v2
-torch._utils: _rebuild_tensor _rebuild_tensor_v2 _rebuild_parameter _rebuild_parameter_with_state _rebuild_qtensor
-torch.nn.functional: relu gelu silu softmax tanh sigmoid elu leaky_relu
-torch.nn.parameter: Parameter Buffer
-torch.serialization: _get_layout
-torch.storage: UntypedStorage TypedStorage
-"""),
-    dict.fromkeys(("torch", "torchvision", "timm"), "torch.nn.Module"),
-)
-"""Tensors and modules of torch. Not ``torch.storage._load_from_bytes``, which unpickles without a list."""
 SKLEARN = BASIC | Allowed(
     _table("""
 catboost.core: CatBoostClassifier CatBoostRegressor CatBoostRanker
@@ -142,24 +121,6 @@ def load_trusted(source: Path | bytes, allowed: Allowed) -> Any:
     return _run(functools.partial(_Unpickler, allowed=allowed), io.BytesIO(data))
 
 
-def trusted_module(source: Path | bytes, allowed: Allowed) -> types.ModuleType:
-    """The ``pickle_module`` for ``torch.load(source, pickle_module=…)``. Raises what ``load_trusted`` raises."""
-    _checked(source, allowed)
-    module = types.ModuleType("trusted_pickle")
-
-    class Unpickler(_Unpickler):
-        def __init__(self, file: IO[bytes], **options: Any) -> None:
-            super().__init__(file, allowed=allowed, **options)
-
-    vars(module).update(
-        Unpickler=Unpickler,
-        UnpicklingError=pickle.UnpicklingError,
-        load=lambda file, **options: Unpickler(file, **options).load(),
-        loads=lambda data, **options: Unpickler(io.BytesIO(data), **options).load(),
-    )
-    return module
-
-
 def names_in(source: Path | bytes) -> tuple[str, ...]:
     """All names that a pickle would import, sorted. Nothing is imported. Raises InvalidModel."""
     return tuple(sorted(f"{module}.{name}" for module, name in _scan(_pickle(source))))
@@ -179,16 +140,13 @@ def _checked(source: Path | bytes, allowed: Allowed) -> bytes:
 
 
 def _pickle(source: Path | bytes) -> bytes:
-    """The pickle in ``source``, without compression or archive."""
+    """The pickle in ``source``, without compression."""
     data = source if isinstance(source, bytes) else source.read_bytes()
     try:
-        if data.startswith(b"PK\x03\x04"):
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                return archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
         for magic, make in _DECOMPRESSORS:
             if data.startswith(magic):
                 return make().decompress(data, _MAX_BYTES)
-    except Exception as error:  # noqa: BLE001 - a damaged archive raises anything
+    except Exception as error:  # noqa: BLE001 - damaged data raises anything
         raise InvalidModel(
             f"the file cannot be decompressed: {error or 'no pickle in it'}", "it may be truncated"
         ) from None
@@ -196,12 +154,8 @@ def _pickle(source: Path | bytes) -> bytes:
 
 
 def _scan(data: bytes) -> set[tuple[str, str]]:
-    stream, found = io.BytesIO(data), set[tuple[str, str]]()
-    make = functools.partial(_Scanner, found=found)
-    first = _run(make, stream)
-    if isinstance(first, int) and first == _TORCH_MAGIC:
-        for _ in range(_TORCH_PICKLES - 1):
-            _run(make, stream)
+    found = set[tuple[str, str]]()
+    _run(functools.partial(_Scanner, found=found), io.BytesIO(data))
     return found
 
 
@@ -224,8 +178,8 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc] # it has no types
 
     dispatch = dict(_PythonUnpickler.dispatch)
 
-    def __init__(self, file: IO[bytes], *, allowed: Allowed, **options: Any) -> None:
-        super().__init__(file, **options)
+    def __init__(self, file: IO[bytes], *, allowed: Allowed) -> None:
+        super().__init__(file)
         self._allowed, self._stream = allowed, file
 
     def find_class(self, module: str, name: str) -> Any:
@@ -285,9 +239,6 @@ class _Scanner(_Unpickler):
         module, name = self._renamed(module, name)
         self._found.add((module, name))
         return _SCANNED.get(f"{module}.{name}", _Inert)
-
-    def persistent_load(self, _: Any) -> Any:
-        return _Inert()
 
     def _nested(self) -> Any:
         return _Scanner(self._stream, found=self._found).load()

@@ -18,8 +18,8 @@ from tf2onnx.constants import OPSET_TO_IR_VERSION
 
 from penstock.errors import Unsupported, shortened
 from penstock.offline.convert.base import Axis, UnsupportedOperator, UnsupportedOperators
+from penstock.offline.convert.repairs.graphs import nodes_below
 from penstock.offline.convert.tensorflow import functions, repairs
-from penstock.offline.convert.tensorflow.functions import nodes
 from penstock.offline.convert.tensorflow.links import layer_of
 from penstock.tensor import Signature
 
@@ -116,7 +116,7 @@ def write(model: onnx.ModelProto, target: Path) -> None:
 
 def _unknown(graph: onnx.GraphProto) -> Iterator[UnsupportedOperator]:
     """The nodes of ``graph`` and its subgraphs that are no ONNX operators."""
-    for node in nodes(graph):
+    for node in nodes_below(graph):
         if node.domain not in _KNOWN_DOMAINS or (not node.domain and not onnx.defs.has(node.op_type)):
             yield UnsupportedOperator(node.op_type, layer_of(node.name), _WAY_OUT)
 

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
 import onnx.inliner
 import onnx.parser
+
+from penstock.offline.convert.repairs.graphs import nodes_below
 
 DOMAIN = "penstock.tensorflow"
 _BODIES = {
@@ -108,7 +110,7 @@ def function_of(operator: str, attributes: Mapping[str, Any]) -> str:
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """``model`` with the bodies of the functions that it calls in ``DOMAIN``, which it then no longer needs."""
-    called = {node.op_type for node in nodes(model.graph) if node.domain == DOMAIN}
+    called = {node.op_type for node in nodes_below(model.graph) if node.domain == DOMAIN}
     opset = next(one.version for one in model.opset_import if one.domain == "")
     model.functions.extend(_function(name, opset) for name in sorted(called))
     made = onnx.inliner.inline_local_functions(model) if called else model
@@ -116,15 +118,6 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     del made.opset_import[:]
     made.opset_import.extend(kept)
     return made
-
-
-def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of ``graph`` and its subgraphs."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from nodes(inner)
 
 
 def _function(name: str, opset: int) -> onnx.FunctionProto:

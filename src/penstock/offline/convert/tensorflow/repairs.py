@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from penstock.offline.convert.repairs.graphs import nodes_below
 from penstock.offline.convert.tensorflow import functions
-from penstock.offline.convert.tensorflow.functions import nodes
 
 _CHANGED = {"DFT", "GridSample", "GroupNormalization"}
 """Operators that change their meaning or attributes between the opset that tf2onnx writes and ``_MAX_OPSET``."""
@@ -18,18 +18,18 @@ _CHANGED = {"DFT", "GridSample", "GroupNormalization"}
 def repair(graph: onnx.GraphProto) -> None:
     """Correct what tf2onnx writes and ONNX Runtime rejects."""
     _fold_wide_integers(graph)
-    for node in nodes(graph):
+    for node in nodes_below(graph):
         for attribute in node.attribute:
             if node.op_type == "Loop" and attribute.name == "body":
                 for info in attribute.g.input[
                     :2
                 ]:  # the number of the iteration and the condition, whose shapes must be known
                     info.type.tensor_type.shape.SetInParent()
-    used = {name for node in nodes(graph) for name in node.input} | {one.name for one in graph.output}
+    used = {name for node in nodes_below(graph) for name in node.input} | {one.name for one in graph.output}
     alive = [node for node in graph.node if used.intersection(node.output)]
     del graph.node[:]
     graph.node.extend(alive)
-    read = {name for node in nodes(graph) for name in node.input} | {one.name for one in graph.output}
+    read = {name for node in nodes_below(graph) for name in node.input} | {one.name for one in graph.output}
     kept = [one for one in graph.initializer if one.name in read]
     del graph.initializer[:]
     graph.initializer.extend(kept)
@@ -113,7 +113,7 @@ def _fold_wide_integers(graph: onnx.GraphProto) -> None:
 
 def raise_opset(model: onnx.ModelProto, opset: int) -> None:
     """Declare ``opset`` if all operators keep their meaning in it. Models with 16-bit quantisation are valid only then."""
-    if not _CHANGED & {node.op_type for node in nodes(model.graph)}:
+    if not _CHANGED & {node.op_type for node in nodes_below(model.graph)}:
         for one in model.opset_import:
             if one.domain == "":
                 one.version = max(one.version, opset)

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument, InvalidModel, Unsupported, shortened
 from penstock.offline.convert.base import ConvertOptions, InputSpec
+from penstock.offline.convert.declarations import check_inputs
 from penstock.tensor import DataType
 
 _HELPERS = {"Const", "NoOp", "Placeholder", "Assert", "PlaceholderWithDefault"}
@@ -205,11 +206,8 @@ def outputs_by_name(structure: Any) -> dict[str, Any]:
 
 def declared(specs: Sequence[Any], options: ConvertOptions) -> tuple[Any, ...]:
     """``specs`` with the types and sizes that the user declares. Raises InvalidArgument if they contradict the source."""
-    named = [spec.name for spec in specs]
     given = {one.name: one for one in options.inputs}
-    unknown = [name for name in (*given, *options.dynamic, *options.sample) if name not in named]
-    if unknown:
-        raise InvalidArgument(f"the model has no input '{unknown[0]}'", f"its inputs: {', '.join(named)}")
+    check_inputs(options, [spec.name for spec in specs])
     return tuple(_narrowed(spec, given.get(spec.name), options) for spec in specs)
 
 
@@ -240,16 +238,6 @@ def _narrowed(spec: Any, given: InputSpec | None, options: ConvertOptions) -> An
             "leave it out of --dynamic",
         )
     return tf.TensorSpec(shape, spec.dtype, name)
-
-
-def axis_name(spec: Any, axis: int, options: ConvertOptions) -> str:
-    """The name of a free dimension: the user's, otherwise ``batch`` for the first one."""
-    if axis in options.dynamic.get(spec.name, {}):
-        return options.dynamic[spec.name][axis]
-    for one in options.inputs:
-        if one.name == spec.name and one.shape is not None and isinstance(one.shape[axis], str):
-            return str(one.shape[axis])
-    return "batch" if axis == 0 else f"{spec.name}_{axis}"
 
 
 def datatype_of(spec: Any) -> DataType:

@@ -12,6 +12,7 @@ from torch import nn
 from penstock.engines.torch import to_tensor
 from penstock.errors import InvalidArgument
 from penstock.offline.convert.base import Axis, ConvertOptions
+from penstock.offline.convert.declarations import declared_input
 from penstock.offline.convert.torch.arguments import parameters_of
 from penstock.tensor import Array, DataType, TensorSpec
 
@@ -51,31 +52,18 @@ class Declared(msgspec.Struct, frozen=True):
 
 def declared_inputs(module: nn.Module, options: ConvertOptions) -> list[Declared]:
     """The inputs that ``options`` declare. Raises InvalidArgument if they are missing or contradict each other."""
-    specs = {spec.name: spec for spec in options.inputs}
-    names = list(specs) or list(options.sample)
+    names = [spec.name for spec in options.inputs] or list(options.sample)
     if not names:
         raise InvalidArgument("a PyTorch module does not say which inputs it takes", f"add {guess(module)}")
     if unknown := [name for name in (*options.sample, *options.dynamic) if name not in names]:
         raise InvalidArgument(f"the inputs {unknown} are not declared", f"the declared inputs are {names}")
     found = []
     for name in names:
-        sample, spec = options.sample.get(name), specs.get(name)
-        datatype = (
-            spec.datatype
-            if spec and spec.datatype
-            else DataType.from_numpy(sample.dtype)
-            if sample is not None
-            else DataType.FP32
-        )
-        shape = list(spec.shape if spec and spec.shape is not None else sample.shape if sample is not None else [])
-        if sample is None and (spec is None or spec.shape is None):
+        sample, spec = options.sample.get(name), declared_input(name, options)
+        if spec.shape is None:
             raise InvalidArgument(f"the shape of input '{name}' is unknown", f"declare it like {guess(module)}")
-        for axis, dim in options.dynamic.get(name, {}).items():
-            if not -len(shape) <= axis < len(shape):
-                raise InvalidArgument(f"input '{name}' has no axis {axis}", f"its axes are 0 to {len(shape) - 1}")
-            shape[axis] = dim
-        one = Declared(name, datatype, tuple(shape), sample)
-        if datatype is DataType.BYTES:
+        one = Declared(name, spec.datatype or DataType.FP32, spec.shape, sample)
+        if one.datatype is DataType.BYTES:
             raise InvalidArgument(f"input '{name}' is declared as strings, but PyTorch has no string tensors")
         if sample is not None:
             one.spec.check(sample)

@@ -29,9 +29,9 @@ from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
+from penstock.offline.convert.custom_ops import CustomOp
 from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
-from penstock.offline.convert.torch.custom_ops import CustomOp
 from penstock.offline.convert.torch.diagnosis import ExportFailure, diagnosis, missing_operators
 from penstock.tensor import Array
 

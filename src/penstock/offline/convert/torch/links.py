@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
 
-from penstock.offline.convert.base import TensorLink
+from penstock.offline.convert.base import RANDOM, TensorLink
 from penstock.offline.convert.torch.attention import is_masked_attention
 
 Values = Callable[[Sequence[torch.Tensor], frozenset[str]], dict[str, torch.Tensor]]
@@ -20,7 +20,6 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+(?:\n\s+(?!File)(.*))?')
 FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Folders whose code is not the user's."""
 _TRACE = "pkg.torch.onnx.stack_trace"
-_RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 
 
 def where(node: fx.Node) -> str:
@@ -109,7 +108,7 @@ def random_operators(model: Any) -> tuple[str, ...]:
     return tuple(
         f"{node.op_type} at {line_of(node.metadata_props.get(_TRACE, '')) or node.name}"
         for node in nodes
-        if node.op_type in _RANDOM or (node.op_type == "Dropout" and _trains(node))
+        if node.op_type in RANDOM or (node.op_type == "Dropout" and _trains(node))
     )
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from penstock.engines.torch import BY_TORCH_TYPE, leaves, open_program, reason_of, to_array, to_tensor
-from penstock.errors import InvalidArgument, InvalidInput, PenstockError, ResourceExhausted, Unsupported
+from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, ResourceExhausted, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported
+from penstock.offline.convert.custom_ops import custom_ops
+from penstock.offline.convert.declarations import chosen_outputs
 from penstock.offline.convert.torch.arguments import Arguments, Flat
-from penstock.offline.convert.torch.custom_ops import custom_ops
 from penstock.offline.convert.torch.example import Declared, declared_inputs, sizes_to_try
 from penstock.offline.convert.torch.export import ExportJob, export
 from penstock.offline.convert.torch.links import Values
@@ -94,7 +95,7 @@ def _opened(
     buffers = Buffers(flat, "module.")
     sizes, example, found = _accepted(buffers.guarded(flat.named), declared)
     names = [name for name, _ in found]
-    flat.kept = tuple(names.index(name) for name in _kept(names, options.outputs))
+    flat.kept = tuple(names.index(name) for name in chosen_outputs(options, names))
     warnings += buffers.warning()
     call = buffers.guarded(lambda tensors: flat(*tensors))
     job = ExportJob(
@@ -115,13 +116,20 @@ def _opened(
 
 
 def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
-    """Open an exported program, which contains its inputs. Raises Unsupported, InvalidArgument."""
-    run, signature, own, _ = open_program(program)
+    """Open an exported program, which contains its inputs. Raises Unsupported, InvalidArgument, InvalidModel."""
+    try:
+        run, signature, own, _ = open_program(program)
+    except PenstockError:
+        raise
+    except Exception as error:  # the file is damaged, or another version of torch wrote it
+        raise InvalidModel(
+            f"PyTorch cannot open the exported program: {reason_of(error)}", "save it again with torch.export.save"
+        ) from error
     names = _own_names(signature, options)
     inputs = tuple(msgspec.structs.replace(spec, name=names[spec.name]) for spec in signature.inputs)
     axes = {names[name]: found for name, found in _axes(program).items()}
     declared = [Declared(spec.name, spec.datatype, _shape(spec, axes.get(spec.name, ()))) for spec in inputs]
-    kept = _kept(own, options.outputs)
+    kept = chosen_outputs(options, own)
     places = [own.index(name) for name in kept]
 
     def kept_outputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -230,12 +238,6 @@ def _run(call: Callable[..., Any], *arguments: Any) -> Any:
         raise InvalidInput(f"{type(error).__name__}: {reason_of(error)}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
-
-
-def _kept(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    if unknown := [name for name in wanted if name not in names]:
-        raise InvalidArgument(f"the model has no outputs {unknown}", f"its outputs are {list(names)}")
-    return list(wanted) or list(names)
 
 
 def _shape(spec: TensorSpec, axes: Sequence[Axis]) -> tuple[int | str, ...]:

@@ -52,11 +52,12 @@ def register_op(name: str, form: Form = "torch") -> Callable[[F], F]:
 def custom_ops(file: Path | None = None) -> tuple[CustomOp, ...]:
     """All registered operators, after running ``file``. Raises NotFound, InvalidArgument if the file fails."""
     if file is not None:
-        _run(file)
+        run_file(file)
     return tuple(_registered.values())
 
 
-def _run(file: Path) -> None:
+def run_file(file: Path) -> None:
+    """Run the user's Python file. Raises NotFound, InvalidArgument if it fails."""
     if not file.is_file():
         raise NotFound(f"there is no file '{file}' with operators", "check the path in --ops")
     folder = str(file.resolve().parent)

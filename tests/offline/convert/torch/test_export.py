@@ -1,0 +1,66 @@
+"""The exporters, and what they write."""
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks.zoo.torch import MODELS
+from penstock.offline.convert.base import Axis, UnsupportedOperators
+
+pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+from torch_conversions import CONVERTER, Affine, feeds_of, opened, run, torch, x
+
+nn = torch.nn
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning:torch"
+)
+
+
+def test_free_dimensions_have_the_users_names(tmp_path):
+    source = opened(Affine(), x("batch", 4))
+    source.export(tmp_path / "model.onnx", 21)
+    assert source.axes == {"x": (Axis(0, "batch"),)}
+    assert [spec.shape for spec in source.signature.outputs] == [(-1, 3), (-1,)]
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    assert [value.type.tensor_type.shape.dim[0].dim_param for value in (*graph.input, *graph.output)] == ["batch"] * 3
+
+
+def test_an_old_opset_is_written_by_torchscript(tmp_path):
+    source = opened(Affine(), x("N", 4))
+    exported = source.export(tmp_path / "model.onnx", 15)
+    assert exported.exporter.startswith("torch.onnx traced")
+    assert onnx.load(tmp_path / "model.onnx").opset_import[0].version == 15
+    feeds = feeds_of(source, 3, 0)
+    values = source.values(feeds, [link.source for link in exported.links])
+    found = run(tmp_path / "model.onnx", feeds, tuple(link.tensor for link in exported.links))
+    assert len(values) == 2
+    for link in exported.links:
+        np.testing.assert_allclose(found[link.tensor], values[link.source], atol=1e-5)
+
+
+def test_a_decision_on_a_size_holds_for_small_sizes(tmp_path):
+    class Short(nn.Module):
+        def forward(self, x):
+            if x.shape[1] > 4:
+                return x * 2
+            return x + 10
+
+    source = opened(Short(), x("N", "L"))
+    exported = source.export(tmp_path / "model.onnx", 21)
+    assert exported.exporter.startswith("torch.onnx scripted")
+    for size in (1, 3, 4, 5, 40):
+        feeds = {"x": np.ones((2, size), np.float32)}
+        np.testing.assert_allclose(run(tmp_path / "model.onnx", feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"])
+
+
+def test_nothing_is_printed(tmp_path, capfd):
+    source = CONVERTER.open(MODELS["decision"].make(tmp_path), MODELS["decision"].options)
+    source.export(tmp_path / "model.onnx", 21)
+    unconvertible = MODELS["unconvertible"]
+    with pytest.raises(UnsupportedOperators):
+        CONVERTER.open(unconvertible.make(tmp_path), unconvertible.options).export(tmp_path / "model.onnx", 21)
+    captured = capfd.readouterr()
+    assert not captured.out
+    assert "graph" not in captured.err

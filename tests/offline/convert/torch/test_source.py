@@ -1,0 +1,73 @@
+"""Modules and programs as sources: modes, outputs, and inputs that they reject."""
+
+import numpy as np
+import onnx
+import pytest
+
+from penstock.errors import InvalidArgument, InvalidInput, Unsupported
+from penstock.offline.convert.base import ConvertOptions, InputSpec
+
+pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+from torch_conversions import CONVERTER, Affine, feeds_of, opened, run, torch, x
+
+nn = torch.nn
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning:torch"
+)
+
+
+def test_a_module_in_training_mode_is_converted_in_inference_mode(tmp_path):
+    module = Affine().train()
+    source = opened(module, x("N", 4))
+    exported = source.export(tmp_path / "model.onnx", 21)
+    assert "training mode" in exported.warnings[0]
+    feeds = feeds_of(source, 2, 0)
+    np.testing.assert_allclose(
+        run(tmp_path / "model.onnx", feeds)["scores"], source.forward(feeds)["scores"], atol=1e-5
+    )
+    source.close()
+    assert module.training
+    assert module.norm.training
+    assert module.norm.num_batches_tracked == 0
+
+
+def test_only_wanted_outputs_are_kept(tmp_path):
+    source = opened(Affine(), x("N", 4), outputs=("mean",))
+    source.export(tmp_path / "model.onnx", 21)
+    assert source.signature.output_names == ["mean"]
+    assert [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node] == ["ReduceMean"]
+    with pytest.raises(InvalidArgument, match="no output 'logits'") as caught:
+        opened(Affine(), x("N", 4), outputs=("logits",))
+    assert "scores" in caught.value.hint
+
+
+def test_only_wanted_outputs_of_a_program_are_kept(tmp_path):
+    program = torch.export.export(Affine().eval(), (torch.ones(2, 4),))
+    source = CONVERTER.open(program, ConvertOptions(outputs=("mean",), inputs=(InputSpec("image", None, None),)))
+    source.export(tmp_path / "model.onnx", 21)
+    assert source.signature.input_names == ["image"]
+    feeds = feeds_of(source, 2, 0)
+    np.testing.assert_allclose(run(tmp_path / "model.onnx", feeds)["mean"], source.forward(feeds)["mean"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: None, "returns no tensors"),
+        (lambda x: "text", "returns a str"),
+        (torch.fft.fft, "complex64"),
+    ],
+)
+def test_outputs_that_onnx_cannot_return(function, message):
+    with pytest.raises(Unsupported, match=message):
+        opened(function, x("N", 4))
+
+
+def test_inputs_that_the_module_rejects():
+    source = opened(Affine(), x("N", 4))
+    with pytest.raises(InvalidInput):
+        source.forward({})
+    with pytest.raises(InvalidInput, match="RuntimeError"):
+        source.forward({"x": np.ones((2, 5), np.float32)})
