@@ -135,3 +135,12 @@ def test_values_of_one_kind(kind, datatype: DataType, shape: tuple[int, ...]) ->
         assert (array <= 0).all()
     if not datatype.is_float and datatype is not DataType.BYTES and kind == "normal":
         assert array.max() <= 1
+
+
+def test_bounds_of_infinity_bound_nothing() -> None:
+    spec = TensorSpec("x", DataType.FP32, (-1, 3))
+    bounds = Meaning(Role.FEATURES, "", low=(-np.inf, 0.0, -np.inf), high=(5.0, np.inf, np.inf))
+    found = plausible(Signature((spec,), ()), {"x": bounds}, {"x": (100, 3)}, np.random.default_rng(0))["x"]
+    assert np.isfinite(found).all()
+    assert found[:, 0].max() <= 5.0
+    assert found[:, 1].min() >= 0.0

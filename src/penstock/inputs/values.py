@@ -86,6 +86,9 @@ def _values(spec: TensorSpec, meaning: Meaning, shape: tuple[int, ...], used: Ar
 def _between(spec: TensorSpec, meaning: Meaning, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     low, high = (_last_axis(bound, shape) for bound in (meaning.low, meaning.high))
     if spec.datatype.is_float:
+        # A tree's threshold of infinity tells missing values from numbers, and bounds nothing.
+        low = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high, 1.0) - 2.0)
+        high = np.where(np.isfinite(high), high, low + 2.0)
         return np.asarray(rng.uniform(low, high, shape))
     return np.asarray(rng.integers(np.int64(low), np.int64(high) + 1, shape))
 

@@ -21,6 +21,7 @@ from penstock.offline.convert.certificate import certificate_of
 from penstock.offline.convert.convert import ParityFailed, convert
 from penstock.offline.sessions import signature_of
 from source_models import OnnxSource
+from tests.compared import artifact, parsed
 
 
 def scaled(factor: float) -> Artifact:
@@ -157,3 +158,11 @@ def test_external_weights_stay_beside_the_model(tmp_path: Path) -> None:
     done = convert(source, tmp_path / "model.onnx")
     assert not done.artifact.beside  # small weights are embedded
     assert certificate_of(done.artifact) is not None
+
+
+def test_outputs_that_are_all_random_are_not_proved() -> None:
+    model = parsed("g (float[N,3] x) => (float[N,3] y) { y = RandomNormalLike(x) }")
+    with pytest.raises(ParityFailed, match="not proved to be those of .*all outputs are random") as raised:
+        convert(OnnxSource(artifact(model)))
+    assert raised.value.conversion is not None
+    assert "proves nothing" in raised.value.conversion.certificate.text  # type: ignore[union-attr]

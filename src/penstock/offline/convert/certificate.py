@@ -75,7 +75,9 @@ class Certificate(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The result in one line."""
-        result = "holds" if self.holds else "does not hold"
+        result = (
+            "holds" if self.holds else "does not hold" if self.first_divergent else "proves nothing about some outputs"
+        )
         left_out = f"; not compared, because random: {', '.join(self.not_compared)}" if self.not_compared else ""
         return (
             f"{result} in {self.cases} calls against {self.framework or 'the source'}: the largest error is {self.max_error:.2g}, "

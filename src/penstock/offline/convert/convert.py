@@ -345,19 +345,17 @@ def provenance(certificate: Certificate) -> tuple[ProvenanceStep, ...]:
 def _difference(certificate: Certificate | None, source: ResolvedSource) -> tuple[str, str]:
     """Message and hint of a failed comparison."""
     assert certificate is not None
-    if certificate.not_proved:
-        names = ", ".join(f"'{name}'" for name in certificate.not_proved)
-        told = f"it is not proved that the ONNX model gives the outputs of '{source.name}': in most calls, {names} was empty, or "
+    first = certificate.first_divergent
+    if first is None:
+        reasons = [note for note in certificate.notes if "prove" in note] or list(certificate.notes)
         return (
-            told + "rounding could change it completely",
-            "give a typical call with --sample FILE.npz; --keep-failed writes the model nevertheless",
+            f"the outputs of the ONNX model are not proved to be those of '{source.name}': {'; '.join(reasons)}",
+            "no difference was found; give a call with --sample on which the outputs do not depend on rounding, or --keep-failed",
         )
     told = (
         f"the ONNX model does not give the outputs of '{source.name}': the error is {certificate.max_error:.3g}, and rounding "
         f"explains {certificate.tolerance:.3g}"
     )
-    first = certificate.first_divergent
-    if first is not None:
-        place = ", ".join(filter(None, (first.source, first.where)))
-        told += f"; node '{first.node}'{place and f' ({place})'} differs first"
+    place = ", ".join(filter(None, (first.source, first.where)))
+    told += f"; node '{first.node}'{place and f' ({place})'} differs first"
     return told, "try another --opset or a newer exporter; --keep-failed writes the model nevertheless"

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from benchmarks.fault_graphs import GRAPHS, make
 from benchmarks.faults import FAULTS, inject
 from penstock.offline.convert.base import TensorLink
+from penstock.offline.convert.parity.blame import of_failure, of_output
+from penstock.offline.convert.parity.compare import OutputDifference
+from penstock.offline.convert.parity.nodes import Nodes
 from tests.compared import checked
+
+MODEL = onnx.parser.parse_model(
+    """<ir_version: 10, opset_import: ["" : 21]> g (float[N] x, float[M] v) => (float[K] y, float[N] x2)
+    { [first] a = Mul(x, x) [second] y = Add(a, v) [third] x2 = Neg(x) }"""
+)
+X = np.ones(2, np.float32)
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
@@ -45,3 +55,17 @@ def test_a_wrong_link_blames_no_innocent_node() -> None:
     found = checked(model, injected.model, tuple(links))
     assert found.first_divergent is not None
     assert any(label in found.first_divergent.node for label in injected.guilty), found.first_divergent
+
+
+def test_an_output_names_the_node_that_computes_it() -> None:
+    found = of_output(Nodes(MODEL), "y", X, X + 1, OutputDifference(0.5))
+    assert found.node == "second (Add)"
+    assert found.error == 0.5
+    assert found.expected.startswith("float32[2] from 1 to 1")
+    assert found.found.startswith("float32[2] from 2 to 2")
+
+
+def test_a_failure_names_the_node_that_fails() -> None:
+    links = [TensorLink("y", "sum", "model.py:3")]
+    found = of_failure(Nodes(MODEL), links, {"x": X, "v": np.ones(3, np.float32)}, "it fails")
+    assert found.node == "second (Add)"

@@ -33,6 +33,22 @@ def test_a_difference_beyond_rounding_has_a_reason() -> None:
     assert found.error > found.tolerance
 
 
+def test_an_error_of_the_engine_is_no_rounding() -> None:
+    """The error of a kernel is also the difference of the graph from its results in double precision."""
+    found = compare("y", np.exp(X), np.exp(X) * np.float32(1.001), rounding())
+    assert "differs by 0.001" in found.reason
+
+
+def test_a_kernel_may_compute_small_values_as_differences() -> None:
+    """ONNX Runtime computes Elu as ``exp(x) - 1``."""
+    x = np.linspace(-3e-6, -1e-6, 8, dtype=np.float32)
+    got = np.exp(x) - np.float32(1)
+    given = rounding(x, "g (float[N] x) => (float[N] y) { y = Elu(x) }")
+    found = compare("y", np.expm1(x), got, given)
+    assert found.error > 1e-3
+    assert found.reason == ""
+
+
 def test_types_and_shapes_must_be_equal() -> None:
     assert "is int64, but float32" in compare("y", X, X.astype(np.int64), rounding()).reason
     assert "has shape [8], but [2]" in compare("y", X[:2], X, rounding()).reason

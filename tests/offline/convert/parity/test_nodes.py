@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from penstock.errors import PenstockError
 from penstock.offline.convert.parity.nodes import NodeError, Nodes
@@ -55,6 +57,36 @@ def test_operators_without_a_kernel_for_double_are_precise_or_marked() -> None:
     weights = np.array([0.1, 0.2, 0.3], np.float32).astype(np.float64)
     wanted = np.array([x[0, 0, at : at + 3].astype(np.float64) @ weights for at in range(2)])
     np.testing.assert_allclose(found[0, 0], wanted, rtol=1e-6 if "y" in nodes.rounded else 1e-14)
+
+
+def test_trees_give_fp32_and_are_marked() -> None:
+    tree = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        nodes_falsenodeids=[0],
+        nodes_featureids=[0],
+        nodes_modes=["LEAF"],
+        nodes_nodeids=[0],
+        nodes_treeids=[0],
+        nodes_truenodeids=[0],
+        nodes_values=[0.0],
+        target_ids=[0],
+        target_nodeids=[0],
+        target_treeids=[0],
+        target_weights=[0.1],
+    )
+    info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None, 1]) for name in "xy"]
+    graph = helper.make_graph([tree], "g", info[:1], info[1:])
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=10
+    )
+    nodes = Nodes(model)
+    found = nodes.run({"x": np.ones((1, 1), np.float32)}, ["y"], precise=True)["y"]
+    assert found.dtype == np.float64
+    assert "y" in nodes.rounded
 
 
 def test_random_nodes_and_what_depends_on_them() -> None:

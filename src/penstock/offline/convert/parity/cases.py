@@ -37,6 +37,8 @@ class Case(msgspec.Struct, frozen=True):
     inputs: dict[str, Array]
     is_extreme: bool = False
     """Values are far from plausible ones, so that FP32 may overflow."""
+    is_flat: bool = False
+    """Many values are equal, so that variances are 0 and kernels show nothing but their rounding."""
     is_empty: bool = False
     """An axis has the size 0. Some kernels of ONNX Runtime end their process."""
 
@@ -70,7 +72,7 @@ class Maker:
             for spec in self._signature.inputs:
                 if spec.datatype.is_float and self._meanings[spec.name].role in _VALUES:
                     inputs[spec.name] = np.full_like(inputs[spec.name], 0.7)
-            yield Case(f"equal values of {_shown(usual)}", inputs)
+            yield Case(f"equal values of {_shown(usual)}", inputs, is_flat=True)
 
     def _usual(self) -> Iterator[Shapes]:
         return (self._with(shapes, {}) for shapes in shapes_to_try(self._signature, self._meanings, self._names()))
@@ -182,7 +184,12 @@ class Maker:
                 elif label in ("zeros", "huge", "repeated") and spec.datatype.dtype.kind in "iu":
                     inputs[spec.name] = self._integers(spec, value, label)
             if any(inputs[name] is not base.inputs[name] for name in inputs):
-                yield Case(f"{label} values", inputs, is_extreme=label in ("huge", "large", "tiny"))
+                yield Case(
+                    f"{label} values",
+                    inputs,
+                    is_extreme=label in ("huge", "large", "tiny"),
+                    is_flat=label in ("zeros", "repeated"),
+                )
 
     def unusual(self, shapes: Shapes) -> Iterator[Case]:
         """Calls with values for which engines often differ from frameworks: NaN, infinity, and integers beyond 32 bits."""

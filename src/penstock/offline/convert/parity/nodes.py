@@ -212,7 +212,7 @@ class Nodes:
             node = widened(node)
         if precise and any(isinstance(one, np.ndarray) and one.dtype == np.float64 for one in inputs.values()):
             try:
-                return self._checked(_widening(self._engine(index, inputs, node)), inputs)
+                return self._checked(self._engine(index, inputs, node), inputs, node)
             except Exception:  # noqa: BLE001 - ONNX Runtime lacks many kernels for double
                 return self._second(index, inputs, node)
         try:
@@ -220,10 +220,11 @@ class Nodes:
         except Unsupported:  # sequences
             return self._reference(index, inputs, node)
 
-    @staticmethod
-    def _checked(kernel: _Kernel, inputs: Values) -> _Kernel:
-        kernel(inputs)
-        return kernel
+    def _checked(self, kernel: _Kernel, inputs: Values, node: onnx.NodeProto) -> _Kernel:
+        """``kernel``, if it runs. Ensembles of trees take doubles, but give FP32."""
+        if any(isinstance(one, np.ndarray) and one.dtype == np.float32 for one in kernel(inputs)):
+            return self._mark_rounded(node, _widening(kernel))
+        return _widening(kernel)
 
     def _second(self, index: int, inputs: Values, node: onnx.NodeProto) -> _Kernel:
         """The reference implementation if it agrees with ONNX Runtime on ordinary values, otherwise ONNX Runtime in FP32."""

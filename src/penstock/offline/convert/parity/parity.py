@@ -227,7 +227,7 @@ class Parity:
                 return
             for name in names:
                 difference = (
-                    compare(name, want[name], got[name], rounding, is_extreme=case.is_extreme)
+                    compare(name, want[name], got[name], rounding, is_extreme=case.is_extreme, is_flat=case.is_flat)
                     if name in got
                     else _MISSING
                 )

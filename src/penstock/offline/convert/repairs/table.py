@@ -12,6 +12,7 @@ from penstock.artifact import Artifact, digest_of_all, sha256
 from penstock.errors import InvalidModel
 from penstock.offline.convert.repairs import (
     branches,
+    flat_groups,
     group_normalization,
     imports,
     ir_version,
@@ -30,6 +31,7 @@ _REPAIRS: tuple[Callable[[onnx.ModelProto], str], ...] = (
     branches.repair,
     upsample.repair,
     group_normalization.repair,
+    flat_groups.repair,
     locale.repair,
     value_info.repair,  # last, because it infers the types of the repaired graph
 )
