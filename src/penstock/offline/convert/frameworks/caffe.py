@@ -11,13 +11,14 @@ import onnx
 from onnx import helper
 
 from penstock.artifact import local_path
-from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, NotFound, Unsupported
+from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, TensorLink
 from penstock.offline.convert.caffe.caffemodel import read_caffemodel
 from penstock.offline.convert.caffe.layer import Shape, Writer, check_size
 from penstock.offline.convert.caffe.net import Net
 from penstock.offline.convert.caffe.prototxt import read_prototxt
 from penstock.offline.convert.declarations import check_inputs, declared_input
+from penstock.offline.convert.reading import read_file
 from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import save
 from penstock.tensor import Array, DataType, Signature, TensorSpec
@@ -28,6 +29,7 @@ _IR_VERSION = 10
 _FIX = "give this input fixed sizes"
 _BATCH = "N"
 _UNKNOWN_SIZE = 224
+_GIVE = "give NET.prototxt, with NET.caffemodel beside it or in --weights"
 _MAX_BYTES = 64 << 20
 """Largest network that is read. The weights may be larger."""
 
@@ -41,8 +43,10 @@ class CaffeConverter:
         given = options.weights
         if path.suffix == ".caffemodel":
             given, path = given or path, path.with_suffix(".prototxt")
-        fields = read_prototxt(_read(path, "network", _MAX_BYTES))
-        blobs = read_caffemodel(_read(given or path.with_suffix(".caffemodel"), "file with the weights"))
+        fields = read_prototxt(read_file(path, "network", _GIVE, _MAX_BYTES))
+        blobs = read_caffemodel(
+            read_file(given or path.with_suffix(".caffemodel"), "file with the weights", _GIVE, 2 << 30)
+        )
         return CaffeSource(Net(fields, blobs, options.outputs), path.name, options)
 
 
@@ -195,19 +199,3 @@ def _input_shapes(net: Net, options: ConvertOptions) -> dict[str, tuple[int | st
             dims[0] = _BATCH
         found[name] = tuple(dims)
     return found
-
-
-def _read(path: Path, what: str, limit: int = 2 << 30) -> bytes:
-    try:
-        if path.stat().st_size > limit:
-            raise InvalidModel(f"'{path.name}' is larger than {limit >> 20} MiB", "check the path")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(
-            f"no {what} '{path}'", "give NET.prototxt, with NET.caffemodel beside it or in --weights"
-        ) from None
-    except OSError as error:
-        raise InvalidModel(f"the {what} '{path}' cannot be read: {error.strerror}") from None
-    if not data:
-        raise InvalidModel(f"the {what} '{path.name}' is empty", "fetch it again")
-    return data

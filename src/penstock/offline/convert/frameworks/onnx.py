@@ -12,7 +12,7 @@ import onnx
 from penstock.artifact import Artifact, Format, format_of, local_path
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
-from penstock.errors import InvalidArgument, InvalidModel, NotFound, PenstockError, Unsupported
+from penstock.errors import InvalidArgument, PenstockError, Unsupported
 from penstock.offline.convert.base import (
     RANDOM,
     Axis,
@@ -24,6 +24,7 @@ from penstock.offline.convert.base import (
     UnsupportedOperators,
 )
 from penstock.offline.convert.declarations import check_inputs, chosen_outputs
+from penstock.offline.convert.reading import read_file
 from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.repairs.graphs import nodes_of, opset_of
 from penstock.offline.convert.upgrade import upgrade
@@ -160,15 +161,7 @@ def _artifact(source: Any) -> Artifact:
     path = local_path(source)
     if format_of(path) is Format.ONNX:
         return Artifact.from_file(path)
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(f"no model file '{path}'", "check the path") from None
-    except OSError as error:
-        raise InvalidModel(f"cannot read model file '{path}': {error.strerror}") from error
-    if not data:
-        raise InvalidModel(f"model file '{path}' is empty", "export the model again")
-    return Artifact.from_bytes(data)
+    return Artifact.from_bytes(read_file(path))
 
 
 def _check_operators(proto: onnx.ModelProto) -> None:

@@ -17,6 +17,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported, shortened
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel
 from penstock.offline.convert.declarations import check_inputs, chosen_outputs, free_axes
+from penstock.offline.convert.reading import read_file
 from penstock.offline.convert.tensorflow import exporter
 from penstock.offline.convert.tensorflow import links as linking
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
@@ -30,7 +31,7 @@ class TfLiteConverter:
 
     def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         path = Path(source)
-        data = path.read_bytes()
+        data = read_file(path)
         if data[4:8] != _MAGIC:
             raise InvalidModel(f"'{path.name}' is not a TensorFlow Lite model", "its bytes 4 to 7 must be TFL3")
         try:

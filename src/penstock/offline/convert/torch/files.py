@@ -15,7 +15,8 @@ from torch import nn
 
 from penstock.engines.torch import read_program, reason_of
 from penstock.engines.torch_archive import record_names
-from penstock.errors import InvalidArgument, InvalidModel, NotFound, PenstockError, PermissionDenied
+from penstock.errors import InvalidArgument, InvalidModel, PenstockError, PermissionDenied
+from penstock.offline.convert import reading
 from penstock.offline.convert.base import ConvertOptions
 
 _SHOWN = 5
@@ -24,7 +25,7 @@ _GIVE_MODULE = "give the module as package.module:make_model, and the file as --
 
 def read_file(path: Path, options: ConvertOptions) -> Any:
     """The module or exported program in the file ``path``. Raises NotFound, InvalidModel, InvalidArgument, PermissionDenied."""
-    data = _read(path)
+    data = reading.read_file(path, "file")
     if not data.startswith(b"PK"):
         raise _not_an_archive(path, data)
     names = record_names(data)
@@ -69,7 +70,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The tensors in ``path``, by name. Raises NotFound, InvalidModel."""
-    data = _read(path)
+    data = reading.read_file(path, "file")
     try:
         if path.suffix == ".safetensors":
             return dict(load_safetensors(data))
@@ -119,18 +120,6 @@ def _module_class(name: str) -> Any:
         return None
     is_activation = home in ("torch.nn.functional", "torch._C._nn") and callable(found)
     return found if is_activation or (isinstance(found, type) and issubclass(found, nn.Module)) else None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(f"no file '{path}'", "check the path") from None
-    except OSError as error:
-        raise InvalidModel(f"cannot read '{path}': {error.strerror}") from error
-    if not data:
-        raise InvalidModel(f"'{path.name}' is empty", "save the model again")
-    return data
 
 
 def _not_an_archive(path: Path, data: bytes) -> PenstockError:

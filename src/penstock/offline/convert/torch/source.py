@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from penstock.engines.torch import BY_TORCH_TYPE, leaves, open_program, reason_of, to_array, to_tensor
-from penstock.errors import InvalidArgument, InvalidInput, PenstockError, ResourceExhausted, Unsupported
+from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, ResourceExhausted, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported
 from penstock.offline.convert.custom_ops import custom_ops
 from penstock.offline.convert.declarations import chosen_outputs
@@ -115,8 +115,15 @@ def _opened(
 
 
 def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
-    """Open an exported program, which contains its inputs. Raises Unsupported, InvalidArgument."""
-    run, signature, own, _ = open_program(program)
+    """Open an exported program, which contains its inputs. Raises Unsupported, InvalidArgument, InvalidModel."""
+    try:
+        run, signature, own, _ = open_program(program)
+    except PenstockError:
+        raise
+    except Exception as error:  # the file is damaged, or another version of torch wrote it
+        raise InvalidModel(
+            f"PyTorch cannot open the exported program: {reason_of(error)}", "save it again with torch.export.save"
+        ) from error
     names = _own_names(signature, options)
     inputs = tuple(msgspec.structs.replace(spec, name=names[spec.name]) for spec in signature.inputs)
     axes = {names[name]: found for name, found in _axes(program).items()}
