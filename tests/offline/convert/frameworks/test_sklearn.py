@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("skl2onnx", reason="the extra penstock[sklearn] is not installed")
 
+from sklearn.cluster import KMeans
 from sklearn.ensemble import BaggingRegressor, GradientBoostingClassifier, RandomForestClassifier, VotingClassifier
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 from sklearn.tree import DecisionTreeRegressor
@@ -20,6 +21,7 @@ from benchmarks.zoo.sklearn import MODELS, rows
 from conversions import assert_same, assert_zoo
 from penstock.errors import InvalidArgument, InvalidModel, PermissionDenied, Unsupported
 from penstock.offline.convert.base import ConvertOptions, InputSpec
+from penstock.offline.convert.convert import ParityFailed, convert
 from penstock.offline.convert.frameworks.sklearn import CONVERTER
 from penstock.tensor import DataType
 
@@ -114,3 +116,17 @@ def test_wrong_inputs_are_refused_with_the_right_declaration(declared: InputSpec
     with pytest.raises(InvalidArgument, match=message) as raised:
         CONVERTER.open(LogisticRegression().fit(X, Y), ConvertOptions(inputs=(declared,)))
     assert '--inputs "x:float32[N,5]"' in raised.value.hint
+
+
+def test_an_estimator_that_takes_only_doubles() -> None:
+    source = CONVERTER.open(KMeans(3, n_init=1, random_state=0).fit(X.astype(np.float64)), ConvertOptions())
+    (name,) = source.signature.input_names
+    assert source.forward({name: X})["label"].shape == (len(X),)
+
+
+def test_labels_that_are_lost_in_probabilities_are_noticed() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4)) * 500
+    model = SGDClassifier(loss="log_loss", random_state=0).fit(x, rng.integers(0, 3, 60))
+    with pytest.raises(ParityFailed):
+        convert(model)

@@ -65,6 +65,8 @@ _PARTS = (
     *("regressor_", "transformer_", "calibrated_classifiers_", "estimator"),
 )
 """Attributes with the estimators that an estimator consists of."""
+_OTHER_WIDTH = "Buffer dtype mismatch"
+"""Part of the error of an estimator, such as KMeans, that takes only the type that it was fitted with."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 _WAY_OUT = "leave the step out of the pipeline, and compute it before the call"
 _CALLABLE = "if you trust it, load it in a function of your own, and give that function as module:callable"
@@ -185,11 +187,19 @@ class SklearnModel:
     def _results(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         x = self._table.rows(self._checked(inputs))
         try:
-            with _quiet():
-                return {name: _dense(getattr(self._model, method)(x)) for name, method in self._methods.items()}
+            try:
+                return self._called(x)
+            except ValueError as error:
+                if _OTHER_WIDTH not in str(error) or not isinstance(x, np.ndarray):
+                    raise
+                return self._called(x.astype(np.float64))
         except _FAULTS as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InvalidInput(f"{type(self._model).__name__} rejects the input: {reason}", "give --sample") from error
+
+    def _called(self, x: Any) -> dict[str, Array]:
+        with _quiet():
+            return {name: _dense(getattr(self._model, method)(x)) for name, method in self._methods.items()}
 
 
 def _methods(model: Any) -> dict[str, str]:

@@ -30,7 +30,7 @@ from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
 from penstock.offline.convert.custom_ops import CustomOp
 from penstock.offline.convert.quiet import quiet
-from penstock.offline.convert.torch import attention, group_norm, links
+from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
 from penstock.offline.convert.torch.diagnosis import (
     ExportFailure,
@@ -44,10 +44,7 @@ _LEAST_DYNAMO_OPSET = 18
 _MOST_SCRIPT_OPSET = 20
 _LARGEST = 1 << 20
 """Largest size of a dimension that is tried."""
-_RULES = (
-    (attention.is_masked_attention, attention.decomposition),
-    (group_norm.is_group_norm, group_norm.decomposition),
-)
+_RULES = ((attention.is_masked_attention, attention.decomposition),)
 """Decompositions of operators that torch's exporter writes in a form that gives other values."""
 _Made = tuple[Exported, links.Values | None]
 
