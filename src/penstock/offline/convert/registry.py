@@ -30,6 +30,8 @@ class FormatEntry(msgspec.Struct, frozen=True):
     """True if loading the file can run code, so that it needs ``--trust-pickle``."""
     isolated: tuple[str, ...] = ()
     """Requirements of the environment that ``--isolated`` makes."""
+    writes_files: bool = False
+    """True if operators of the format can write files when the model runs."""
 
 
 _TORCH = ("torch", "torch")
@@ -45,15 +47,33 @@ FORMATS = {
     entry.name: entry
     for entry in (
         FormatEntry("onnx", "ONNX", "onnx", "", "", False),
-        FormatEntry("exported_program", "torch.export program (.pt2)", "torch", *_TORCH, False),
-        FormatEntry("torchscript", "TorchScript (.pt)", "torch", *_TORCH, False),
+        FormatEntry("exported_program", "torch.export program (.pt2)", "torch", *_TORCH, False, writes_files=True),
+        FormatEntry("torchscript", "TorchScript (.pt)", "torch", *_TORCH, False, writes_files=True),
         FormatEntry("torch", "PyTorch module (module:callable)", "torch", *_TORCH, False),
         FormatEntry("torch_pickle", "pickled PyTorch module (.pt, .pth)", "torch", *_TORCH, True),
         FormatEntry("state_dict", "weights for a PyTorch module (.safetensors, .pt)", "torch", *_TORCH, False),
         FormatEntry("huggingface", "Hugging Face folder", "huggingface", "transformers", "transformers", False),
-        FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry(
+            "saved_model",
+            "TensorFlow SavedModel",
+            "tensorflow",
+            "tf2onnx",
+            "tf2onnx",
+            False,
+            _TF2ONNX,
+            writes_files=True,
+        ),
         FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
-        FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry(
+            "graph_def",
+            "TensorFlow frozen graph (.pb)",
+            "tensorflow",
+            "tf2onnx",
+            "tf2onnx",
+            False,
+            _TF2ONNX,
+            writes_files=True,
+        ),
         FormatEntry(
             "tflite",
             "TensorFlow Lite (.tflite)",
@@ -62,6 +82,7 @@ FORMATS = {
             "tf2onnx",
             False,
             (*_TF2ONNX, "ai-edge-litert>=2.0"),
+            writes_files=True,
         ),
         FormatEntry("jax", "JAX or Flax (module:callable)", "jax", "jax2onnx", "jax", False),
         FormatEntry("sklearn", "scikit-learn (.skops, .joblib, .pkl)", "sklearn", "skl2onnx", "sklearn", False),
@@ -69,7 +90,14 @@ FORMATS = {
         FormatEntry("lightgbm", "LightGBM (.txt)", "lightgbm", "lightgbm", "lightgbm", False),
         FormatEntry("catboost", "CatBoost (.cbm)", "catboost", "catboost", "catboost", False),
         FormatEntry(
-            "paddle", "PaddlePaddle folder or .json/.pdmodel", "paddle", "paddle2onnx", "paddle", False, _PADDLE
+            "paddle",
+            "PaddlePaddle folder or .json/.pdmodel",
+            "paddle",
+            "paddle2onnx",
+            "paddle",
+            False,
+            _PADDLE,
+            writes_files=True,
         ),
         FormatEntry("caffe", "Caffe (.prototxt with .caffemodel)", "caffe", "", "", False),
     )
