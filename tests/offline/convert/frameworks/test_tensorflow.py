@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("tf2onnx")
 tf = pytest.importorskip("tensorflow")
+import keras  # noqa: E402
 
 from benchmarks.zoo.tensorflow import MODELS  # noqa: E402
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, PermissionDenied, Unsupported  # noqa: E402
@@ -137,6 +138,23 @@ def test_lambda_layers_need_trust(folder: Path) -> None:
     model = opened("keras_lambda", folder, trust_pickle=True)
     (got,) = model.forward({"x": np.ones((1, 4), np.float32)}).values()
     assert got.tolist() == [[2.0, 2.0, 2.0, 2.0]]
+
+
+def test_the_part_of_a_polyglot_that_keras_loads_is_scanned(tmp_path: Path) -> None:
+    """HDF5 with an archive appended: the suffix decides which of them Keras loads."""
+    harmless = tmp_path / "harmless.h5"
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]).save(harmless)
+    hostile = tmp_path / "hostile.h5"
+    shape = {"output_shape": (3,)}
+    hostile_model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x, name="evil", **shape)])
+    hostile_model.save(hostile)
+    hostile_model.save(tmp_path / "hostile.keras")
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]).save(tmp_path / "harmless.keras")
+    for suffix, first, second in ((".h5", hostile, "harmless.keras"), (".keras", harmless, "hostile.keras")):
+        polyglot = tmp_path / f"polyglot{suffix}"
+        polyglot.write_bytes(first.read_bytes() + (tmp_path / second).read_bytes())
+        with pytest.raises(PermissionDenied, match="Lambda layer 'evil'"):
+            CONVERTER.open(polyglot, ConvertOptions())
 
 
 def test_classes_outside_keras_need_trust(folder: Path, tmp_path: Path) -> None:
