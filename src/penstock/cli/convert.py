@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from penstock.cli import options
+from penstock.cli.interrupts import terminating_cleanly
 from penstock.cli.progress import StageProgress
 from penstock.cli.views.tables import make_console
 from penstock.errors import PenstockError
@@ -133,7 +134,7 @@ def convert(
             keywords[name] = path  # type: ignore[literal-required]
     try:
         # What frameworks print on stdout goes to stderr, so that stdout has only the result.
-        with StageProgress() as progress, apart_from_output():
+        with terminating_cleanly(), StageProgress() as progress, apart_from_output():
             done = convert_source(source, output, progress, **keywords)
     except ParityFailed as error:
         error.facts = report(error.conversion) if error.conversion else {}

@@ -10,10 +10,12 @@ from penstock.offline.convert.worker.confine import WRITES_ANYWHERE
 from penstock.offline.convert.worker.serve import serve
 
 
-def first_answer(tmp_path: Path, format: str, notes: tuple[str, ...], **options: bool) -> wire.Opened | wire.Refused:
+def first_answer(
+    tmp_path: Path, format: str, notes: tuple[str, ...], *, trust_pickle: bool = False
+) -> wire.Opened | wire.Refused:
     """The answer to the question for a source of ``format``, from a process with ``notes``."""
     (tmp_path / "source").write_text("")
-    question = wire.Open(format, tmp_path / "source", ConvertOptions(**options))
+    question = wire.Open(format, tmp_path / "source", ConvertOptions(trust_pickle=trust_pickle))
     questions, answers = io.BytesIO(b"".join(wire.encode(question))), io.BytesIO()
     serve(questions, answers, notes, lambda _: CodeConverter())
     data = answers.getvalue()
