@@ -104,7 +104,8 @@ def convert(
     tolerance follows from the rounding errors of the model itself. If the outputs differ, the command names the first node that
     differs, and writes no file. Otherwise, the file contains a certificate, which `penstock inspect` shows.
 
-    Nothing that can run code is loaded without --trust-pickle. Files are loaded in a process with limited memory and no network.
+    Nothing that can run code is loaded without --trust-pickle. Files are loaded in a process that has no network and can write
+    only in its own folder.
     All other commands take the same sources, and convert them first. `penstock build net.pt2 ...` does both steps.
 
     [bold]Examples[/bold]
