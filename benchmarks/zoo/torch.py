@@ -57,10 +57,10 @@ def _program(name: str, *shapes: tuple[int, ...]) -> Callable[[Path], object]:
     return make
 
 
-def _pickle(name: str) -> Callable[[Path], object]:
+def _pickle(name: str, *arguments: Any) -> Callable[[Path], object]:
     def make(folder: Path) -> object:
         torch = importlib.import_module("torch")
-        torch.save(_module(name), folder / f"{name}.pt")
+        torch.save(_module(name, *arguments), folder / f"{name}.pt")
         return folder / f"{name}.pt"
 
     return make
@@ -111,5 +111,8 @@ MODELS = {
     "script_decision": ZooModel("torchscript", _script("Decision"), _options("x:float32[N,4]")),
     "program_mobilenet": ZooModel("exported_program", _program("MobileNet", (2, 3, 16, 16))),
     "program_counter": ZooModel("exported_program", _program("Counter", (2, 4))),
-    "pickled_resnet": ZooModel("torch_pickle", _pickle("ResNet"), _options(_IMAGE, trust_pickle=True)),
+    "pickled_convolution": ZooModel("torch_pickle", _pickle("conv", 3, 8), _options(_IMAGE, trust_pickle=True)),
+    "pickled_resnet": ZooModel(
+        "torch_pickle", _pickle("ResNet"), _options(_IMAGE, trust_pickle=True), "which are not modules of PyTorch"
+    ),
 }

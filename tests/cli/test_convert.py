@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import onnx
@@ -178,3 +183,21 @@ def test_a_misnamed_onnx_file(penstock: Command, folder: Path) -> None:
     (folder / "net.bin").write_bytes(models.linear(3, 2).data)
     done = penstock("infer", "net.bin", "--inputs", "data.npz")
     assert (done.code, "rename it to net.onnx" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_folder(folder: Path, number: signal.Signals) -> None:
+    (temporary := folder / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from penstock.cli.main import run; run()"
+    command = [sys.executable, "-c", code, "convert", "linear.onnx", "-o", "out.onnx"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while len(list(temporary.glob("penstock-convert-*"))) < 2 and time.monotonic() < until:
+            os.sched_yield()
+        process.send_signal(number)
+        _, told = process.communicate()
+    assert process.returncode == 130, told
+    assert "interrupted" in told
+    assert list(temporary.iterdir()) == []
+    assert not Path("out.onnx").exists()

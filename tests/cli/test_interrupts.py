@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from penstock.cli.interrupts import finishing_early
+from penstock.cli.interrupts import finishing_early, terminating_cleanly
 from penstock.offline.deadline import BuildDeadline
 
 
@@ -39,4 +39,21 @@ def test_the_handler_of_a_program_stays() -> None:
             interrupt()
     finally:
         signal.signal(signal.SIGINT, usual)
+    assert found == [1]
+
+
+def test_a_termination_is_an_interrupt_within_the_block_only() -> None:
+    with pytest.raises(KeyboardInterrupt), terminating_cleanly():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_handler_of_a_program_for_termination_stays() -> None:
+    found = []
+    usual = signal.signal(signal.SIGTERM, lambda *_: found.append(1))
+    try:
+        with terminating_cleanly():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, usual)
     assert found == [1]

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from penstock.cli import options
+from penstock.cli.interrupts import terminating_cleanly
 from penstock.cli.progress import StageProgress
 from penstock.cli.views.tables import make_console
 from penstock.errors import PenstockError
@@ -104,7 +105,8 @@ def convert(
     tolerance follows from the rounding errors of the model itself. If the outputs differ, the command names the first node that
     differs, and writes no file. Otherwise, the file contains a certificate, which `penstock inspect` shows.
 
-    Nothing that can run code is loaded without --trust-pickle. Files are loaded in a process with limited memory and no network.
+    Nothing that can run code is loaded without --trust-pickle. Files are loaded in a process that has no network and can write
+    only in its own folder.
     All other commands take the same sources, and convert them first. `penstock build net.pt2 ...` does both steps.
 
     [bold]Examples[/bold]
@@ -134,7 +136,7 @@ def convert(
             keywords[name] = path  # type: ignore[literal-required]
     try:
         # What frameworks print on stdout goes to stderr, so that stdout has only the result.
-        with StageProgress() as progress, apart_from_output():
+        with terminating_cleanly(), StageProgress() as progress, apart_from_output():
             done = convert_source(source, output, progress, **keywords)
     except ParityFailed as error:
         error.facts = report(error.conversion) if error.conversion else {}

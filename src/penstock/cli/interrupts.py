@@ -1,9 +1,13 @@
-"""Ctrl-C during a build: once candidates are measured, the first ends the budget and the second ends the command."""
+"""Signals that end a command.
+
+During a build, once candidates are measured, the first Ctrl-C ends the budget and the second ends the command.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -31,3 +35,17 @@ def finishing_early(deadline: BuildDeadline) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+@contextmanager
+def terminating_cleanly() -> Iterator[None]:
+    """Within this block, SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that temporary folders are removed."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield  # the program has another handler, or ignores the signal
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

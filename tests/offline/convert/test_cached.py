@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import models
@@ -10,6 +12,7 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, NotFound, ResourceExhausted
 from penstock.offline.convert import cached
 from penstock.offline.convert.cached import onnx_file, read_model
+from penstock.offline.convert.certificate import attach, certificate_of
 from penstock.offline.convert.convert import convert
 
 
@@ -69,6 +72,25 @@ def test_a_damaged_result_is_made_again(network: Path) -> None:
     kept.write_bytes(whole[: len(whole) // 2])
     assert onnx_file(network) == kept
     assert Artifact.from_file(kept).data == whole
+
+
+@pytest.mark.parametrize("change", [{"holds": False}, {"source_digest": "another"}])
+def test_a_result_without_a_certificate_for_the_source_is_made_again(network: Path, change: dict[str, Any]) -> None:
+    kept = onnx_file(network)
+    whole = kept.read_bytes()
+    artifact = Artifact.from_file(kept)
+    certificate = certificate_of(artifact)
+    assert certificate is not None
+    kept.write_bytes(attach(artifact, msgspec.structs.replace(certificate, **change)).data)
+    assert onnx_file(network) == kept
+    assert kept.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "package", ["numpy", "scikit-learn", "keras", "jax", "flax", "skops", "xgboost", "transformers"]
+)
+def test_the_packages_of_all_frameworks_are_in_the_key(package: str) -> None:
+    assert package in cached._PACKAGES
 
 
 def test_errors_are_those_of_a_conversion(tmp_path: Path) -> None:

@@ -23,7 +23,40 @@ from penstock.offline.convert.source import ResolvedSource, resolve
 from penstock.samples.user_code import apart_from_output
 from penstock.version import __version__
 
-_PACKAGES = ("onnx", "onnxruntime", "torch", "onnxscript", "tensorflow", "tf2onnx", "skl2onnx", "jax2onnx")
+_PACKAGES = (
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "numpy",
+    "scipy",
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "safetensors",
+    "tensorflow",
+    "tensorflow-cpu",
+    "tf2onnx",
+    "keras",
+    "tf-keras",
+    "h5py",
+    "ai-edge-litert",
+    "jax",
+    "jaxlib",
+    "jax2onnx",
+    "flax",
+    "scikit-learn",
+    "skl2onnx",
+    "skops",
+    "joblib",
+    "xgboost",
+    "lightgbm",
+    "catboost",
+    "paddlepaddle",
+    "paddlepaddle-gpu",
+    "paddle2onnx",
+)
+"""Packages that can influence the result of a conversion, by the names of their distributions."""
 
 
 def read_model(model: str | Path | Artifact, on_progress: OnProgress = lambda *_: None) -> Artifact:
@@ -46,7 +79,7 @@ def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> P
     source = resolve(model)
     folder = cache_folder() / "converted" / _key(source)
     target = folder / f"{_stem(source)}.onnx"
-    if source.files and target.is_file() and certificate_of(Artifact.from_file(target)) is not None:
+    if source.files and target.is_file() and _is_result(target, source.digest()):
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,6 +96,12 @@ def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> P
 def cache_folder() -> Path:
     """The folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def _is_result(target: Path, digest: str) -> bool:
+    """True if the file ``target`` has a certificate that holds, for the source with this ``digest``."""
+    certificate = certificate_of(Artifact.from_file(target))
+    return certificate is not None and certificate.holds and certificate.source_digest == digest
 
 
 def _key(source: ResolvedSource) -> str:

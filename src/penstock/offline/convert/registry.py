@@ -32,6 +32,8 @@ class FormatEntry(msgspec.Struct, frozen=True):
     """Requirements of the environment that ``--isolated`` makes. Formats with the same extra and requirements share one."""
     companions: tuple[str, ...] = ()
     """Files of a source folder that belong beside the ONNX model."""
+    writes_files: bool = False
+    """True if operators of the format can write files when the model runs."""
 
 
 _TORCH = ("torch", "torch")
@@ -41,6 +43,7 @@ _TF2ONNX = (
     "tensorflow>=2.18; platform_machine != 'x86_64'",
     "ai-edge-litert>=2.0",
 )
+_TENSORFLOW = ("tf2onnx", "tf2onnx", False, _TF2ONNX)
 _PADDLE = ("paddlepaddle==3.3.1", "paddle2onnx==2.1.0", "packaging")
 """paddle2onnx requires onnx 1.17, and does not declare that it needs packaging."""
 _TOKENIZER = (
@@ -53,8 +56,8 @@ FORMATS = {
     entry.name: entry
     for entry in (
         FormatEntry("onnx", "ONNX", "onnx", "", "", False),
-        FormatEntry("exported_program", "torch.export program (.pt2)", "torch", *_TORCH, False),
-        FormatEntry("torchscript", "TorchScript (.pt)", "torch", *_TORCH, False),
+        FormatEntry("exported_program", "torch.export program (.pt2)", "torch", *_TORCH, False, writes_files=True),
+        FormatEntry("torchscript", "TorchScript (.pt)", "torch", *_TORCH, False, writes_files=True),
         FormatEntry("torch", "PyTorch module (module:callable)", "torch", *_TORCH, False),
         FormatEntry("torch_pickle", "pickled PyTorch module (.pt, .pth)", "torch", *_TORCH, True),
         FormatEntry("state_dict", "weights for a PyTorch module (.safetensors, .pt)", "torch", *_TORCH, False),
@@ -67,17 +70,24 @@ FORMATS = {
             False,
             companions=_TOKENIZER,
         ),
-        FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
-        FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
-        FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
-        FormatEntry("tflite", "TensorFlow Lite (.tflite)", "tflite", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", *_TENSORFLOW, writes_files=True),
+        FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", *_TENSORFLOW),
+        FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", *_TENSORFLOW, writes_files=True),
+        FormatEntry("tflite", "TensorFlow Lite (.tflite)", "tflite", *_TENSORFLOW, writes_files=True),
         FormatEntry("jax", "JAX or Flax (module:callable)", "jax", "jax2onnx", "jax", False),
         FormatEntry("sklearn", "scikit-learn (.skops, .joblib, .pkl)", "sklearn", "skl2onnx", "sklearn", False),
         FormatEntry("xgboost", "XGBoost (.json, .ubj)", "xgboost", "xgboost", "xgboost", False),
         FormatEntry("lightgbm", "LightGBM (.txt)", "lightgbm", "lightgbm", "lightgbm", False),
         FormatEntry("catboost", "CatBoost (.cbm)", "catboost", "catboost", "catboost", False),
         FormatEntry(
-            "paddle", "PaddlePaddle folder or .json/.pdmodel", "paddle", "paddle2onnx", "paddle", False, _PADDLE
+            "paddle",
+            "PaddlePaddle folder or .json/.pdmodel",
+            "paddle",
+            "paddle2onnx",
+            "paddle",
+            False,
+            _PADDLE,
+            writes_files=True,
         ),
         FormatEntry("caffe", "Caffe (.prototxt with .caffemodel)", "caffe", "", "", False),
     )

@@ -202,3 +202,17 @@ def test_other_files_are_errors(data):
 def test_deep_nesting_is_read():
     data = pickle.dumps(1)[:-1] + b"".join(b"]" for _ in range(100_000)) + b"a" * 99_999 + b"."
     assert isinstance(load_trusted(data, BASIC), list)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "truncated: it ends before its last instruction"),
+        (b"\x80\x04", "truncated: it ends before its last instruction"),
+        (b"\x80\x04.", r"broken: an instruction lacks its object \(pop from empty list\)"),
+        (pickle.dumps([1, 2, 3])[:-2], "truncated: it ends before its last instruction"),
+    ],
+)
+def test_empty_and_truncated_pickles_are_described(data, message):
+    with pytest.raises(InvalidModel, match=message):
+        load_trusted(data, SKLEARN)

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("tf2onnx")
 tf = pytest.importorskip("tensorflow")
+import keras  # noqa: E402
 
 from penstock.errors import InvalidArgument, PenstockError, PermissionDenied  # noqa: E402
 from penstock.offline.convert.base import ConvertOptions  # noqa: E402
@@ -49,3 +50,20 @@ def test_a_subclassed_model_needs_its_inputs(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="does not tell its inputs") as caught:
         CONVERTER.open(importlib.import_module("benchmarks.zoo.tensorflow").subclassed(), ConvertOptions())
     assert '--inputs "features:float32' in caught.value.hint
+
+
+def test_the_part_of_a_polyglot_that_keras_loads_is_scanned(tmp_path: Path) -> None:
+    """HDF5 with an archive appended: the suffix decides which of them Keras loads."""
+    harmless = tmp_path / "harmless.h5"
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]).save(harmless)
+    hostile = tmp_path / "hostile.h5"
+    shape = {"output_shape": (3,)}
+    hostile_model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x, name="evil", **shape)])
+    hostile_model.save(hostile)
+    hostile_model.save(tmp_path / "hostile.keras")
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]).save(tmp_path / "harmless.keras")
+    for suffix, first, second in ((".h5", hostile, "harmless.keras"), (".keras", harmless, "hostile.keras")):
+        polyglot = tmp_path / f"polyglot{suffix}"
+        polyglot.write_bytes(first.read_bytes() + (tmp_path / second).read_bytes())
+        with pytest.raises(PermissionDenied, match="Lambda layer 'evil'"):
+            CONVERTER.open(polyglot, ConvertOptions())

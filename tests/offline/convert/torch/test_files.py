@@ -1,9 +1,11 @@
 """Files of PyTorch: what is loaded, and what is refused."""
 
 import contextlib
+import importlib
 import io
 import os
 import pickle
+import sys
 import zipfile
 from pathlib import Path
 
@@ -122,6 +124,21 @@ def test_a_trusted_pickle_names_all_forbidden_classes(tmp_path):
     torch.save([Attack(os.system, "a"), Attack(eval, "b")], tmp_path / "model.pt")
     with pytest.raises(PermissionDenied, match=r"builtins\.eval.*posix\.system"):
         opened(tmp_path / "model.pt", trust_pickle=True)
+
+
+def test_a_name_off_the_allow_list_is_refused_before_its_module_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "side_effect.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'imported')!r}).touch()\nclass A: pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.save([module(), importlib.import_module("side_effect").A()], tmp_path / "model.pt")
+    (tmp_path / "imported").unlink()
+    monkeypatch.delitem(sys.modules, "side_effect")
+    with pytest.raises(
+        PermissionDenied, match="'side_effect.A', which are not modules of PyTorch, torchvision or timm"
+    ):
+        opened(tmp_path / "model.pt", trust_pickle=True)
+    assert not (tmp_path / "imported").exists()
 
 
 def weights_file(tmp_path: Path, kind: str) -> Path:

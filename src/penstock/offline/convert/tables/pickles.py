@@ -166,6 +166,14 @@ def _run(make: Any, stream: IO[bytes]) -> Any:
         raise ResourceExhausted(
             "the pickle needs more memory than there is", "use a machine with more memory"
         ) from None
+    except EOFError:
+        raise InvalidModel(
+            "the pickle is truncated: it ends before its last instruction", "save the model again"
+        ) from None
+    except IndexError as error:  # usually of the stack
+        raise InvalidModel(
+            f"the pickle is broken: an instruction lacks its object ({printable(str(error))})", "save the model again"
+        ) from None
     except Exception as error:  # noqa: BLE001 - a damaged pickle raises anything
         told = printable(f"{type(error).__name__}: {error}"[:200])
         raise InvalidModel(

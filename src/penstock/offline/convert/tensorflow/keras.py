@@ -101,9 +101,12 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _config(path: Path) -> Any:
-    """The configuration of the model in ``path``. Raises InvalidModel."""
+    """The configuration that Keras will load from ``path``. Raises InvalidModel.
+
+    A file can be an archive and HDF5 at the same time. Keras reads the one that the suffix names, so this does too.
+    """
     try:
-        if zipfile.is_zipfile(path):
+        if path.name.endswith(".keras"):
             with zipfile.ZipFile(path) as archive:
                 if archive.getinfo("config.json").file_size > _MAX_CONFIG:
                     raise InvalidModel(f"the configuration in '{path.name}' exceeds 64 MiB")

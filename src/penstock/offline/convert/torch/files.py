@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Permis
 from penstock.offline.convert import reading
 from penstock.offline.convert.base import ConvertOptions
 
+_PACKAGES = ("torch", "torchvision", "timm")
+"""Packages whose modules may be in a pickle that the user trusts."""
 _SHOWN = 5
 _GIVE_MODULE = "give the module as package.module:make_model, and the file as --weights"
 
@@ -92,7 +93,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _unpickled(path: Path, data: bytes, is_trusted: bool) -> Any:
-    """The object that torch.save wrote. Only tensors, and classes of modules that the user trusts, are unpickled."""
+    """The object that torch.save wrote. Only tensors, and modules of known packages, are unpickled."""
     names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data)))
     if names and not is_trusted:
         raise PermissionDenied(
@@ -102,21 +103,23 @@ def _unpickled(path: Path, data: bytes, is_trusted: bool) -> Any:
     allowed: dict[str, Any] = {name: found for name in names if (found := _module_class(name)) is not None}
     if forbidden := [name for name in names if name not in allowed]:
         raise PermissionDenied(
-            f"'{path.name}' names {_shown(forbidden)}, which are not modules of PyTorch",
-            f"make the classes importable, or {_GIVE_MODULE}",
+            f"'{path.name}' names {_shown(forbidden)}, which are not modules of PyTorch, torchvision or timm",
+            f"save only the weights, and {_GIVE_MODULE}",
         )
     with torch.serialization.safe_globals(list(allowed.values())):
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _module_class(name: str) -> Any:
-    """The class or function ``name``, if unpickling it is safe: a module, or an activation function of torch."""
+    """The class or function ``name``, if it is on the allow-list: a module of a known package, or an activation function of torch."""
     home, _, attribute = name.rpartition(".")
-    if home != "__main__" and (home.partition(".")[0] in sys.stdlib_module_names or "__" in home):
+    if (
+        home.partition(".")[0] not in _PACKAGES or ".test" in home or "__" in home
+    ):  # before the import, which can run code
         return None
     try:
         found = getattr(importlib.import_module(home), attribute, None)
-    except Exception:  # noqa: BLE001 - importing a user's module can raise anything
+    except Exception:  # noqa: BLE001 - a module that cannot be imported here can raise anything
         return None
     is_activation = home in ("torch.nn.functional", "torch._C._nn") and callable(found)
     return found if is_activation or (isinstance(found, type) and issubclass(found, nn.Module)) else None

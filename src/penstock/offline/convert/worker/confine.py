@@ -1,4 +1,4 @@
-"""What the process that runs the framework gives up before it loads a file: the network, and memory beyond a limit.
+"""What the process that runs the framework gives up before it loads a file: the network, most writing, and memory beyond a limit.
 
 These limits are for files from strangers. They end accidents and simple attacks; they do not replace a virtual machine.
 """
@@ -13,8 +13,16 @@ import resource
 import select
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.offline.convert.worker import landlock, mounts
+
+WRITES_ANYWHERE = (
+    "this system can restrict writing neither with Landlock (Linux 5.13) nor with a mount namespace, so the source could write"
+    " wherever you can"
+)
+"""The note of a process that may write outside its folder. ``serve`` then refuses formats whose operators write files."""
 _PR_SET_NO_NEW_PRIVS = 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x1000_0000, 0x4000_0000
 _NO_NAMESPACE = (
@@ -22,11 +30,14 @@ _NO_NAMESPACE = (
 )
 
 
-def confine(memory_bytes: int, file_bytes: int) -> tuple[str, ...]:
-    """Limit this process, which must have only one thread. Returns one sentence for each limit that the system does not permit."""
+def confine(memory_bytes: int, file_bytes: int, reads: Sequence[str] = ()) -> tuple[str, ...]:
+    """Limit this process, which must have only one thread, and its future children. They can write only below the working directory.
+
+    ``reads`` are files that the process will read. Returns one sentence for each limit that the system does not permit.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    notes = () if _without_network(libc) else (_NO_NAMESPACE,)
+    has_network = not _without_network(libc)
     for kind, limit in (
         (resource.RLIMIT_DATA, memory_bytes),
         (resource.RLIMIT_FSIZE, file_bytes),
@@ -36,7 +47,10 @@ def confine(memory_bytes: int, file_bytes: int) -> tuple[str, ...]:
         lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (lowest, lowest))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then fails with EFBIG
-    return notes
+    folder = Path.cwd()
+    writable = [folder, *mounts.private_memory(libc, (folder, *map(Path, (*reads, *sys.path))))]
+    is_restricted = landlock.restrict_writing(libc, writable) or mounts.restrict_writing(libc, writable)
+    return (_NO_NAMESPACE,) * has_network + (WRITES_ANYWHERE,) * (not is_restricted)
 
 
 def end_with(lifeline: int) -> None:

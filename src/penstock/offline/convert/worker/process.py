@@ -42,7 +42,7 @@ class Penstock:
 sys.meta_path.insert(0, Penstock)
 from penstock.offline.convert.worker.confine import confine, end_with
 end_with(int(sys.argv[1]))
-notes = confine(int(sys.argv[2]), int(sys.argv[3]))
+notes = confine(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
 from {program} import main
 main(notes)
 """
@@ -75,7 +75,7 @@ UNLIMITED = Limits()
 
 
 class Process:
-    """A process in its own group, with its own home and temporary folder in ``folder``. One thread may use it at a time."""
+    """A process in its own group that can write only below ``folder``, its home. One thread may use it at a time."""
 
     def __init__(self, popen: subprocess.Popen[bytes], lifeline: int, folder: Path, limits: Limits) -> None:
         self._popen, self._limits = popen, limits
@@ -88,8 +88,11 @@ class Process:
         self._finalizer = weakref.finalize(self, _end, popen, lifeline, folder)  # also runs when the interpreter exits
 
     @classmethod
-    def start(cls, program: str, python: Path | None, limits: Limits) -> Process:
-        """Start ``main`` of the module ``program``, with the interpreter ``python`` of another environment, or with this one."""
+    def start(cls, program: str, python: Path | None, limits: Limits, reads: Sequence[Path] = ()) -> Process:
+        """Start ``main`` of the module ``program``, with the interpreter ``python`` of another environment, or with this one.
+
+        ``reads`` are the files that it will read.
+        """
         memory = limits.memory_bytes or usable_memory() or 1 << 40
         limits = msgspec.structs.replace(limits, memory_bytes=memory, answer_bytes=limits.answer_bytes or memory // 2)
         folder = Path(tempfile.mkdtemp(prefix="penstock-convert-"))
@@ -98,7 +101,8 @@ class Process:
         try:
             popen = subprocess.Popen(  # noqa: S603 - Penstock's own program
                 [python or sys.executable, "-I" if python else "-P", "-c", script]
-                + [str(number) for number in (kept, memory, limits.file_bytes)],
+                + [str(number) for number in (kept, memory, limits.file_bytes)]
+                + [str(path) for path in reads],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -99,7 +99,9 @@ class RemoteSource:
         return self._process
 
     def _started(self) -> wire.Opened:
-        self._process = Process.start(self._program, self._python, self._limits)
+        options = self._question.options
+        reads = [path for path in (self._question.source, options.weights, options.ops) if path is not None]
+        self._process = Process.start(self._program, self._python, self._limits, reads)
         try:
             opened = self._answer(self._process, self._question, wire.Opened)
             _check(opened.signature, opened.axes)

@@ -7,10 +7,11 @@ import signal
 from collections.abc import Callable
 from typing import IO
 
-from penstock.errors import PenstockError, Unsupported, shortened
+from penstock.errors import PenstockError, PermissionDenied, Unsupported, shortened
 from penstock.offline.convert.base import Converter, FrameworkModel, Probing, UnsupportedOperators
-from penstock.offline.convert.registry import get_converter
+from penstock.offline.convert.registry import FORMATS, get_converter
 from penstock.offline.convert.worker import wire
+from penstock.offline.convert.worker.confine import WRITES_ANYWHERE
 from penstock.tensor import Array, DataType
 
 
@@ -27,6 +28,8 @@ def serve(
         try:
             question: wire.Question = wire.decode(header, body, wire.Question)
             if isinstance(question, wire.Open):
+                if WRITES_ANYWHERE in notes:
+                    _check_trust(question)
                 converter = find(question.format)
                 model = converter.open(question.source, question.options)
                 axes = {name: tuple(axes) for name, axes in model.axes.items()}
@@ -39,6 +42,16 @@ def serve(
             parts = wire.encode(_failed(error))
         answers.writelines(parts)
         answers.flush()
+
+
+def _check_trust(question: wire.Open) -> None:
+    """Raise PermissionDenied for a format whose operators write files, unless the user trusts the source."""
+    entry = FORMATS.get(question.format)
+    if entry is not None and entry.writes_files and not question.options.trust_pickle:
+        raise PermissionDenied(
+            f"operators of a {entry.title} can write files, and {WRITES_ANYWHERE}",
+            "if you trust its author, add --trust-pickle (in Python: trust_pickle=True)",
+        )
 
 
 def _answered(model: FrameworkModel, question: wire.Compute | wire.Values | wire.Probes | wire.Export) -> wire.Answer:
