@@ -38,7 +38,7 @@ def confined(tmp_path):
 
     yield run
     assert (tmp_path / "outside").read_text() == "kept"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "own"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "own", "tmp"]
 
 
 @pytest.mark.parametrize(
