@@ -16,7 +16,7 @@ SPLIT = ("offline", "online")
 ROOM_LINES = {
     "": 2_443,
     "bundle": 2_130,
-    "cli": 3_140,
+    "cli": 3_150,
     "engines": 2_025,
     "inputs": 992,
     "offline": 1_173,

@@ -241,7 +241,7 @@ def test_targets_that_cannot_be_served(model: Path, tmp_path: Path) -> None:
     for arguments, code, message in [
         ((str(tmp_path / "absent.onnx"),), 3, "no model or bundle"),
         ((str(tmp_path / "corrupt.onnx"), "--http-port", "0"), 2, "refuses the model"),
-        ((str(tmp_path / "model.txt"),), 2, "'model.txt' is not a model file that Penstock reads"),
+        ((str(tmp_path / "model.txt"),), 2, "'model.txt' is a text, not a model"),
         ((str(model), str(model)), 8, "two targets are called 'linear'"),
         ((str(model), "--max-batch", "0"), 2, "'max_batch' from the flag"),
     ]:

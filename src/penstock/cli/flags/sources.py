@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.artifact import format_of, local_path
 from penstock.bundle.open import may_be_bundle
+from penstock.errors import PenstockError
 from penstock.samples.user_code import is_function
 
 
@@ -16,7 +17,13 @@ def runnable(given: Path) -> Path:
     # These imports take long, and most models need no conversion.
     from penstock.cli.progress import StageProgress  # noqa: PLC0415
     from penstock.offline.convert.cached import onnx_file  # noqa: PLC0415
+    from penstock.offline.convert.detect import detect  # noqa: PLC0415
 
+    if given.is_dir():
+        try:
+            detect(given)
+        except PenstockError:
+            return given  # the server says what a repository lacks
     with StageProgress() as progress:
         return onnx_file(given, progress)
 
