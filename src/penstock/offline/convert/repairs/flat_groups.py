@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from penstock.offline.convert.repairs.graphs import attribute_of, graphs_of, opset_of, set_nodes, some
+from penstock.offline.convert.repairs.graphs import attribute_of, opset_of, replace_nodes, some
 
 _CHANNELS = 21
 _ALL = -1
@@ -17,17 +17,7 @@ _ALL = -1
 def repair(proto: onnx.ModelProto) -> str:
     if opset_of(proto) < _CHANNELS:
         return ""
-    replaced = []
-    for graph in graphs_of(proto.graph):
-        nodes: list[onnx.NodeProto] = []
-        for node in graph.node:
-            if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx") and len(node.input) == 3:
-                replaced.append(node.output[0])
-                nodes += _replacement(node)
-            else:
-                nodes.append(node)
-        if len(nodes) > len(graph.node):
-            set_nodes(graph, nodes)
+    replaced = replace_nodes(proto, "GroupNormalization", 3, _replacement)
     return f"GroupNormalization gives NaN for a blank image in ONNX Runtime: {some(replaced)}" if replaced else ""
 
 

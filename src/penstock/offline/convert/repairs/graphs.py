@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -44,6 +44,24 @@ def set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
+
+
+def replace_nodes(
+    proto: onnx.ModelProto, operator: str, inputs: int, replacement: Callable[[onnx.NodeProto], list[onnx.NodeProto]]
+) -> list[str]:
+    """Replace all nodes of a standard ``operator`` with this number of inputs, in all graphs. Returns their first outputs."""
+    replaced = []
+    for graph in graphs_of(proto.graph):
+        nodes: list[onnx.NodeProto] = []
+        for node in graph.node:
+            if node.op_type == operator and node.domain in ("", "ai.onnx") and len(node.input) == inputs:
+                replaced.append(node.output[0])
+                nodes += replacement(node)
+            else:
+                nodes.append(node)
+        if len(nodes) > len(graph.node):
+            set_nodes(graph, nodes)
+    return replaced
 
 
 def attribute_of(node: onnx.NodeProto, name: str, default: Any) -> Any:

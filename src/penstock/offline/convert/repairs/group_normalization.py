@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from penstock.offline.convert.repairs.graphs import attribute_of, graphs_of, opset_of, set_nodes, some
+from penstock.offline.convert.repairs.graphs import attribute_of, opset_of, replace_nodes, some
 
 _CHANNELS = 21
 
@@ -16,17 +16,7 @@ _CHANNELS = 21
 def repair(proto: onnx.ModelProto) -> str:
     if opset_of(proto) >= _CHANNELS:
         return ""
-    replaced = []
-    for graph in graphs_of(proto.graph):
-        nodes: list[onnx.NodeProto] = []
-        for node in graph.node:
-            if node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx") and len(node.input) == 3:
-                replaced.append(node.output[0])
-                nodes += _replacement(node)
-            else:
-                nodes.append(node)
-        if len(nodes) > len(graph.node):
-            set_nodes(graph, nodes)
+    replaced = replace_nodes(proto, "GroupNormalization", 3, _replacement)
     return f"GroupNormalization of opset 18 is deprecated: {some(replaced)}" if replaced else ""
 
 
