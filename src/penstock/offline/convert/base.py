@@ -45,7 +45,7 @@ class InputSpec(msgspec.Struct, frozen=True):
 
 
 class ConvertOptions(msgspec.Struct, frozen=True):
-    """What the user says about a source. Converters ignore what they do not need."""
+    """Options of a conversion that describe the source. Each converter uses only some of them."""
 
     inputs: tuple[InputSpec, ...] = ()
     sample: Mapping[str, Array] = {}

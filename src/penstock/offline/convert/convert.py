@@ -283,7 +283,7 @@ def _check_axes(options: ConvertOptions, signature: Signature) -> None:
 
 
 def _valid(path: Path, exported: Exported) -> tuple[Artifact, tuple[str, ...]]:
-    """The exported model after the repairs, and what they did. Raises WrongResult if it is invalid nevertheless."""
+    """The exported model after the repairs, and a text for each repair. Raises WrongResult if the model is still invalid."""
     try:
         artifact, warnings = repair(Artifact.from_file(path))
         read_proto(artifact)

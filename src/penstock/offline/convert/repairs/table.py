@@ -35,11 +35,14 @@ _REPAIRS: tuple[Callable[[onnx.ModelProto], str], ...] = (
     locale.repair,
     value_info.repair,  # last, because it infers the types of the repaired graph
 )
-"""Each edits a model in place, and returns what it did; empty if the model does not have the fault."""
+"""Each function removes one fault in place and returns a text about it, or an empty text if the model does not have the fault."""
 
 
 def repair(artifact: Artifact) -> tuple[Artifact, tuple[str, ...]]:
-    """``artifact`` without known faults, and what was repaired. External data is neither read nor changed. Raises InvalidModel."""
+    """Remove the known faults of ``artifact``. Returns the result and a text for each repair. Raises InvalidModel.
+
+    External data is neither read nor changed.
+    """
     try:
         proto = onnx.load_model_from_string(artifact.data)
     except DecodeError as error:
