@@ -14,12 +14,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_443,
+    "": 2_447,
     "bundle": 2_130,
     "cli": 3_150,
     "engines": 2_025,
-    "inputs": 992,
-    "offline": 1_173,
+    "inputs": 1_098,
+    "offline": 1_174,
     "offline/compress": 18_041,
     "offline/convert": 13_150,
     "offline/judge": 2_610,
@@ -36,7 +36,7 @@ ROOM_LINES = {
     "pipeline": 440,
     "protocol": 413,
     "rows": 2_207,
-    "samples": 1_713,
+    "samples": 1_734,
     "storage": 409,
     "telemetry": 1_976,
 }
