@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock.artifact import Artifact, Format, format_of, local_path, sha256
-from penstock.errors import ResourceExhausted
+from penstock.errors import PenstockError, ResourceExhausted
 from penstock.offline.convert.certificate import certificate_of
 from penstock.offline.convert.convert import OnProgress, convert, provenance
 from penstock.offline.convert.registry import FORMATS
@@ -57,6 +60,22 @@ _PACKAGES = (
     "paddle2onnx",
 )
 """Packages that can influence the result of a conversion, by the names of their distributions."""
+_OPTIONS = {
+    "--dynamic": "INPUT:AXIS=NAME",
+    "--from": "FORMAT",
+    "--inputs": "DECLARATION",
+    "--isolated": "",
+    "--keep-failed": "",
+    "--ops": "FILE.py",
+    "--opset": "VERSION",
+    "--outputs": "NAME",
+    "--sample": "FILE.npz",
+    "--trust-pickle": "",
+    "--weights": "FILE",
+}
+"""Options of ``penstock convert``, with the values to show where a hint leaves them out."""
+_OPTION = rf"""(?P<name>{"|".join(_OPTIONS)})\b(?: (?P<value>"[^"]+"|'[^']+'|[\w.]*[\[:=][^\s,;]*))?"""
+_SOME_OPTIONS = re.compile(rf"(?:{re.sub('P<[a-z]+>', ':', _OPTION)} ?)+")
 
 
 def read_model(model: str | Path | Artifact, on_progress: OnProgress = lambda *_: None) -> Artifact:
@@ -76,6 +95,11 @@ def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> P
     """The path of ``model`` if it is an ONNX file; otherwise, the path of the ONNX file made from it, with the same stem."""
     if format_of(local := local_path(model)) is Format.ONNX:
         return local
+    with _naming_convert(model):
+        return _converted(model, on_progress)
+
+
+def _converted(model: str | Path, on_progress: OnProgress) -> Path:
     source = resolve(model)
     folder = cache_folder() / "converted" / _key(source)
     target = folder / f"{_stem(source)}.onnx"
@@ -91,6 +115,22 @@ def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> P
     with apart_from_output():  # what frameworks print is no result of the command
         convert(model, target, on_progress)
     return target
+
+
+@contextlib.contextmanager
+def _naming_convert(model: str | Path) -> Iterator[None]:
+    """Replace options of ``penstock convert`` in the hint of an error by the whole command, because other commands lack them."""
+    try:
+        yield
+    except PenstockError as error:
+        found = _SOME_OPTIONS.search(error.hint)
+        if found and "penstock convert" not in error.hint:
+            options = re.finditer(_OPTION, found[0])
+            given = " ".join(f"{one['name']} {one['value'] or _OPTIONS[one['name']]}".rstrip() for one in options)
+            made = f"{Path(model).stem.rpartition(':')[2]}.onnx"
+            command = f"penstock convert {shlex.quote(str(model))} {given} -o {made}"
+            error.hint = f"run `{command}` first, and give {made}; {error.hint}"
+        raise
 
 
 def cache_folder() -> Path:

@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.artifact import Artifact, ProvenanceStep
 from penstock.errors import (
+    Code,
     InvalidArgument,
     PenstockError,
     PermissionDenied,
@@ -122,6 +123,7 @@ class _Opened(NamedTuple):
 class ParityFailed(WrongResult):
     """The ONNX model's outputs differ from the source's. ``conversion`` has the model and the failed certificate."""
 
+    code = Code.FAILED_PRECONDITION
     conversion: Conversion | None = None
 
 
