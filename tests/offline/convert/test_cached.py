@@ -103,7 +103,7 @@ def test_errors_are_those_of_a_conversion(tmp_path: Path) -> None:
 def test_an_unwritable_cache(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ResourceExhausted, match="cannot write to the cache folder") as raised:
+    with pytest.raises(ResourceExhausted, match="the cache folder .* cannot be made") as raised:
         onnx_file(network)
     assert "XDG_CACHE_HOME" in raised.value.hint
 

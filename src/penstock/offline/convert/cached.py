@@ -7,7 +7,6 @@ each time, because the code that they run is not known.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,46 +17,20 @@ from typing import Any
 import msgspec
 
 from penstock.artifact import Artifact, Format, format_of, local_path, sha256
-from penstock.errors import PenstockError, ResourceExhausted
+from penstock.errors import PenstockError
 from penstock.offline.convert.certificate import certificate_of
 from penstock.offline.convert.convert import OnProgress, convert, provenance
 from penstock.offline.convert.registry import FORMATS
 from penstock.offline.convert.source import ResolvedSource, resolve
+from penstock.offline.convert.worker.environments import cache_folder
 from penstock.samples.user_code import apart_from_output
 from penstock.version import __version__
 
 _PACKAGES = (
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "numpy",
-    "scipy",
-    "torch",
-    "torchvision",
-    "timm",
-    "transformers",
-    "safetensors",
-    "tensorflow",
-    "tensorflow-cpu",
-    "tf2onnx",
-    "keras",
-    "tf-keras",
-    "h5py",
-    "ai-edge-litert",
-    "jax",
-    "jaxlib",
-    "jax2onnx",
-    "flax",
-    "scikit-learn",
-    "skl2onnx",
-    "skops",
-    "joblib",
-    "xgboost",
-    "lightgbm",
-    "catboost",
-    "paddlepaddle",
-    "paddlepaddle-gpu",
-    "paddle2onnx",
+    *("onnx", "onnxruntime", "onnxscript", "numpy", "scipy", "torch", "torchvision", "timm", "transformers"),
+    *("safetensors", "tensorflow", "tensorflow-cpu", "tf2onnx", "keras", "tf-keras", "h5py", "ai-edge-litert"),
+    *("jax", "jaxlib", "jax2onnx", "flax", "scikit-learn", "skl2onnx", "skops", "joblib", "xgboost"),
+    *("lightgbm", "catboost", "paddlepaddle", "paddlepaddle-gpu", "paddle2onnx"),
 )
 """Packages that can influence the result of a conversion, by the names of their distributions."""
 _OPTIONS = {
@@ -101,17 +74,11 @@ def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> P
 
 def _converted(model: str | Path, on_progress: OnProgress) -> Path:
     source = resolve(model)
-    folder = cache_folder() / "converted" / _key(source)
+    folder = cache_folder("converted") / _key(source)
     target = folder / f"{_stem(source)}.onnx"
     if source.files and target.is_file() and _is_result(target, source.digest()):
         return target
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceExhausted(
-            f"cannot write to the cache folder '{folder}': {error.strerror}",
-            "set XDG_CACHE_HOME to a folder on a larger disk",
-        ) from None
+    folder.mkdir(exist_ok=True)
     with apart_from_output():  # what frameworks print is no result of the command
         convert(model, target, on_progress)
     return target
@@ -131,11 +98,6 @@ def _naming_convert(model: str | Path) -> Iterator[None]:
             command = f"penstock convert {shlex.quote(str(model))} {given} -o {made}"
             error.hint = f"run `{command}` first, and give {made}; {error.hint}"
         raise
-
-
-def cache_folder() -> Path:
-    """The folder for files that can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def _is_result(target: Path, digest: str) -> bool:

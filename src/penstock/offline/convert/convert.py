@@ -26,6 +26,7 @@ from penstock.errors import (
     PenstockError,
     PermissionDenied,
     ResourceExhausted,
+    Unsupported,
     WrongResult,
     prefixed,
 )
@@ -34,7 +35,7 @@ from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkMod
 from penstock.offline.convert.certificate import Certificate, attach
 from penstock.offline.convert.declarations import parse_dynamic, parse_inputs
 from penstock.offline.convert.parity.parity import certify
-from penstock.offline.convert.registry import FORMATS, get_converter
+from penstock.offline.convert.registry import FORMATS, SHAPELESS, get_converter
 from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
 from penstock.offline.convert.worker.environments import environment
@@ -143,11 +144,45 @@ def convert(
     on_progress("open", 0, 1)
     found = resolve(source, keywords.get("format", ""), options.weights)
     _check(found, options, target)
+    if not (batch := _batch_of_sample(found, options)):
+        return _convert(found, target, on_progress, options, keywords)
+    try:
+        return _convert(
+            found, target, on_progress, msgspec.structs.replace(options, dynamic=batch), keywords, is_guess=True
+        )
+    except (InvalidArgument, ParityFailed, Unsupported) as error:  # the dimension is no batch, or is fixed
+        fixed = _convert(found, target, on_progress, options, keywords)
+        flags = " ".join(f"--dynamic {name}:0=batch" for name in batch)
+        told = f"all inputs have the sizes of the sample ({error.message}); {flags} makes the first dimension free"
+        return msgspec.structs.replace(fixed, warnings=(*fixed.warnings, told))
+
+
+def _batch_of_sample(source: ResolvedSource, options: ConvertOptions) -> dict[str, dict[int, str]]:
+    """``dynamic`` for a batch dimension in inputs that only the sample describes. Empty if the user or the source describes them."""
+    if options.inputs or options.dynamic or source.format not in SHAPELESS:
+        return {}
+    sizes = {name: array.shape[0] for name, array in options.sample.items() if array.ndim > 1}
+    batch = next(iter(sizes.values()), 0)
+    return {name: {0: "batch"} for name, size in sizes.items() if size == batch}
+
+
+def _convert(
+    found: ResolvedSource,
+    target: Path | None,
+    on_progress: OnProgress,
+    options: ConvertOptions,
+    keywords: ConvertKeywords,
+    *,
+    is_guess: bool = False,
+) -> Conversion:
+    """Convert with these ``options``. If ``is_guess``, raises Unsupported unless all inputs and outputs have a batch dimension."""
     with tempfile.TemporaryDirectory(prefix="penstock-convert-", ignore_cleanup_errors=True) as folder:
         python = _environment(found, on_progress) if keywords.get("isolated", False) else None
         with _opened(found, options, python) as opened:
             model = opened.model
             _check_axes(options, model.signature)
+            if is_guess and not model.signature.batchable:
+                raise Unsupported("not all inputs and outputs have a batch dimension")
             on_progress("export", 0, 1)
             with _explained(found, "be exported"):
                 exported = model.export(Path(folder, "model.onnx"), options.opset)
