@@ -42,6 +42,7 @@ from penstock.offline.convert.worker.environments import environment
 from penstock.offline.convert.worker.remote import open_remote
 from penstock.offline.convert.writing import check_companions, check_output, check_room, kept, write, write_companions
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.verify import dimension_names
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Signature
 from penstock.version import __version__
@@ -102,11 +103,7 @@ class Conversion(msgspec.Struct, frozen=True):
     @property
     def axes(self) -> dict[str, list[str]]:
         """The names of the dimensions of each input and output. A dimension without a name has the name ""."""
-        graph = read_proto(self.artifact).graph
-        return {
-            value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim]
-            for value in (*graph.input, *graph.output)
-        }
+        return dimension_names(read_proto(self.artifact))
 
     def __repr__(self) -> str:
         told = self.certificate.text if self.certificate else "not compared"
