@@ -16,6 +16,7 @@ from penstock.bundle.open import open_model
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import engines_for, get_engine, is_available
 from penstock.errors import InvalidArgument, Unsupported, quoted
+from penstock.inputs.missing import takes_missing
 from penstock.resources import machine_facts
 from penstock.rows.proof import coupling
 from penstock.tensor import Array, Signature
@@ -37,10 +38,13 @@ class Model:
         manifest: Manifest | None = None,
         max_batch: int = _MAX_BATCH,
         coupling: str = "",
+        missing: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.coupling = coupling
         """Why rows may depend on each other, so that they are run one by one; empty otherwise."""
+        self.missing = missing
+        """The inputs in which NaN stands for a missing value."""
         self.variant = variant
         """The running variant; None for a model file."""
         self.manifest = manifest
@@ -174,9 +178,9 @@ def open(path: str | Path) -> Model:
             raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
         loaded = get_engine(engines[0]).load(opened, {})
         reason = coupling(opened, loaded.signature)
-        return Model(Path(path).stem, loaded, max_batch=1 if reason else _MAX_BATCH, coupling=reason)
+        return Model(Path(path).stem, loaded, None, None, 1 if reason else _MAX_BATCH, reason, takes_missing(opened))
     variant = opened.choose(machine_facts(), is_available)
     artifact = opened.artifact(variant)
     loaded = get_engine(variant.engine).load(artifact, variant.options)
     reason = coupling(artifact, loaded.signature) if opened.manifest.serving.max_batch == 1 else ""
-    return Model(opened.name, loaded, variant, opened.manifest, coupling=reason)
+    return Model(opened.name, loaded, variant, opened.manifest, coupling=reason, missing=takes_missing(artifact))

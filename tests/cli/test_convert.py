@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -85,7 +86,7 @@ def test_a_person_reads_the_result(penstock: Command, folder: Path) -> None:
 
 def test_wrong_outputs(penstock: Command, folder: Path) -> None:
     done = penstock("convert", "my_nets:wrong", "-o", "out.onnx", "--json")
-    assert done.code == 1
+    assert done.code == 4
     assert "error: the ONNX model does not give the outputs of 'my_nets:wrong'" in done.err
     assert "Traceback" not in done.err
     found = done.json
@@ -94,16 +95,42 @@ def test_wrong_outputs(penstock: Command, folder: Path) -> None:
     assert first["node"]
     assert (first["source"], first["where"]) == ("y", "layer of the test")
     assert found["output"] is None
-    assert found["error"]["code"] == "INTERNAL"
+    assert found["error"]["code"] == "FAILED_PRECONDITION"
     assert not (folder / "out.onnx").exists()
 
 
 def test_wrong_outputs_are_kept_on_request(penstock: Command, folder: Path) -> None:
     done = penstock("convert", "my_nets:wrong", "-o", "out.onnx", "--keep-failed")
-    assert done.code == 1
+    assert done.code == 4
     assert "parity    does not hold in" in done.out
     assert "'out.onnx' was written, but its outputs differ" in done.err
     assert "does not hold" in penstock("inspect", "out.onnx").out
+    (line,) = penstock("convert", "my_nets:wrong", "-o", "out.onnx", "--keep-failed", "--json").out.splitlines()
+    found = json.loads(line)
+    assert (found["output"], found["error"]["code"], found["parity"]["holds"]) == (
+        "out.onnx",
+        "FAILED_PRECONDITION",
+        False,
+    )
+
+
+def test_a_wrong_command_line_is_reported_as_json(penstock: Command) -> None:
+    done = penstock("convert", "my_nets:right", "--json")
+    assert (done.code, done.json["error"]["message"]) == (2, "Missing option '--output' / '-o'.")
+
+
+def test_code_that_prints_at_the_end_does_not_spoil_the_output(folder: Path) -> None:
+    with Path("my_nets.py").open("a") as file:
+        file.write(
+            "\nimport atexit, sys\natexit.register(print, 'first', file=sys.stdout)\natexit.register(print, 'last')\n"
+        )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "from penstock.cli.main import run; run()"
+    command = [sys.executable, "-c", code, "convert", "my_nets:right", "-o", "out.onnx", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["output"] == "out.onnx"
+    assert "last\nfirst\n" in done.stderr
 
 
 def test_unsupported_operators_are_listed_with_a_way_out(penstock: Command) -> None:
@@ -129,6 +156,14 @@ def test_unsupported_operators_are_listed_with_a_way_out(penstock: Command) -> N
         (("linear.onnx", "-o", "out.onnx", "--dynamic", "x"), 2, "does not name an input and its axes"),
         (("linear.onnx", "-o", "out.onnx", "--opset", "3"), 2, "--opset must be from 7"),
         (("linear.onnx", "-o", "out.onnx", "--sample", "absent.npz"), 3, "no sample 'absent.npz'"),
+        (
+            ("data.json", "-o", "out.onnx", "--from", "paddle"),
+            2,
+            "has the format xgboost (XGBoost (.json, .ubj)), not paddle",
+        ),
+        (("data.json", "-o", "out.onnx", "--from", "jax"), 2, "is a file, and JAX has no files of models"),
+        (("data.json", "-o", "out.onnx", "--from", "huggingface"), 2, "is a file, not a Hugging Face folder"),
+        (("text.onnx", "-o", "out.onnx", "--from", "sklearn"), 2, "'text.onnx' is not a skops file"),
         (("my_nets:broken", "-o", "out.onnx"), 2, "raised RuntimeError: no weights (my_nets.py, line 31)"),
         (("my_nets:absent", "-o", "out.onnx"), 2, "cannot load the model"),
         (("empty.pt2", "-o", "out.onnx"), 2, "is empty"),
@@ -138,6 +173,7 @@ def test_unsupported_operators_are_listed_with_a_way_out(penstock: Command) -> N
 def test_mistakes(penstock: Command, folder: Path, arguments: tuple[str, ...], code: int, cause: str) -> None:
     (folder / "text.onnx").write_text("no model")
     (folder / "empty.pt2").touch()
+    (folder / "data.json").write_text('{"learner": {}}')
     before = sorted(path.name for path in folder.iterdir())
     done = penstock("convert", *arguments)
     assert (done.code, cause in done.err, "  fix: " in done.err) == (code, True, True), done.err

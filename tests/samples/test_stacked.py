@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidData
+from penstock.samples.hints import InputHints
 from penstock.samples.open import load_dataset
 from penstock.samples.stacked import check_dataset
 from penstock.tensor import DataType, Signature, TensorSpec
@@ -213,3 +214,13 @@ def test_calls_of_a_model_with_rows_are_rows_only_if_rows_are_independent() -> N
     assert (data.count, data.joins) == (4, False)
     np.testing.assert_array_equal(data.sample(1)["x"], calls["x"][1])
     assert check_dataset({"x": calls["x"][:, :1]}, SIGNATURE).joins
+
+
+def test_nan_is_valid_where_it_stands_for_a_missing_value() -> None:
+    rows = np.zeros((600, 3), np.float32)
+    rows[1, 0] = np.nan
+    hints = InputHints({}, lambda _: {}, missing=frozenset({"x"}))
+    assert check_dataset({"x": rows}, taking(DataType.FP32, -1, 3), hints=hints).count == 600
+    rows[500, 2] = np.inf
+    with pytest.raises(InvalidData, match="infinity in 1 of 600 samples, first in sample 500"):
+        check_dataset({"x": rows}, taking(DataType.FP32, -1, 3), hints=hints)

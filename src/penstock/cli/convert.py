@@ -15,7 +15,6 @@ from penstock.cli import options
 from penstock.cli.interrupts import terminating_cleanly
 from penstock.cli.progress import StageProgress
 from penstock.cli.views.tables import make_console
-from penstock.errors import PenstockError
 from penstock.offline.compress.model_files import check_target
 from penstock.offline.convert.base import UnsupportedOperators
 from penstock.offline.convert.certificate import Certificate
@@ -145,14 +144,18 @@ def convert(
         error.facts = {"unsupported": msgspec.to_builtins(error.operators)}
         _show_unsupported(error)
         raise
+    if done.certificate is not None and not done.certificate.holds:
+        failed = ParityFailed(
+            f"'{output}' was written, but its outputs differ from the source's", "use it only to look for the cause"
+        )
+        failed.facts = report(done)
+        if not json:
+            show(done)
+        raise failed
     if json:
         print(msgspec.json.encode(report(done)).decode())
     else:
         show(done)
-    if done.certificate is not None and not done.certificate.holds:
-        raise PenstockError(
-            f"'{output}' was written, but its outputs differ from the source's", "use it only to look for the cause"
-        )
 
 
 def report(done: Conversion) -> dict[str, Any]:

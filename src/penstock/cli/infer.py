@@ -94,7 +94,8 @@ def infer(
         independent = model.signature.batchable and not model.coupling
         # The states of a sequence are those that this model returns.
         states = hints_for(meanings_of(model.signature), model.infer).states
-        data = load_dataset(inputs, model.signature, independent=independent, hints=InputHints(states, model.infer))
+        hints = InputHints(states, model.infer, missing=model.missing)
+        data = load_dataset(inputs, model.signature, independent=independent, hints=hints)
         start = time.perf_counter()
         results = _run(model, data, batch, outputs)
         seconds = time.perf_counter() - start

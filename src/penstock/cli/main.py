@@ -7,7 +7,7 @@ exit   meaning
 1      a failure of Penstock or of an engine; ``bench``: some requests failed; ``doctor``: problems
 2      the caller must change the command, the file or the data
 3      no such file or model
-4      no candidate meets the contract
+4      no candidate meets the contract; ``convert``: the outputs differ
 5      a bundle was changed after it was packed
 6      something is unavailable: port in use, engine not installed
 7      out of disk space, or over a limit
@@ -107,7 +107,10 @@ def run() -> None:
         if exit.code == _EXIT_CODES[Code.CANCELLED]:
             fail(Cancelled("interrupted"), as_json)
         elif exit.code == _EXIT_CODES[Code.INVALID_ARGUMENT] and as_json:
-            _print_json(InvalidArgument("the command line is wrong", "see stderr, or --help"))
+            told = getattr(
+                exit.__context__, "format_message", lambda: "the command line is wrong"
+            )()  # of typer's error
+            _print_json(InvalidArgument(told, "see --help"))
         raise
 
 

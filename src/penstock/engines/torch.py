@@ -264,8 +264,10 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """All values except None in nested tuples, lists, dictionaries, dataclasses and other containers that torch knows.
 
-    They are named by their keys, or by ``OUTPUT__`` and a position.
+    They are named by their keys and fields, or by ``OUTPUT__`` and a position.
     """
+    if hasattr(value, "_fields"):  # a named tuple
+        value = value._asdict()
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from leaves(inner, f"{name}__{key}" if name else str(key))

@@ -12,9 +12,11 @@ _USUAL_RATES = {8_000, 16_000}
 
 
 def hints_for(
-    meanings: Mapping[str, Meaning], forward: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda _: {}
+    meanings: Mapping[str, Meaning],
+    forward: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda _: {},
+    missing: frozenset[str] = frozenset(),
 ) -> InputHints:
-    """The hints for a model whose inputs have these meanings. ``forward`` runs the model."""
+    """The hints for a model whose inputs have these meanings. ``forward`` runs the model. ``missing`` is from ``takes_missing``."""
     by_role: dict[Role, list[str]] = {}
     for name, one in meanings.items():
         by_role.setdefault(one.role, []).append(name)
@@ -25,6 +27,7 @@ def hints_for(
         forward,
         _images(images[0], meanings[images[0]]) if len(images) == 1 and not sounds else None,
         _sounds(sounds[0], rates, meanings) if len(sounds) == 1 and not images else None,
+        missing,
     )
 
 

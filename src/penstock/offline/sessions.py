@@ -10,6 +10,7 @@ from penstock.engines.base import LoadedModel, Options
 from penstock.engines.registry import get_engine
 from penstock.inputs.hints import hints_for
 from penstock.inputs.meanings import meanings_of
+from penstock.inputs.missing import takes_missing
 from penstock.offline.model_store import borrowed, remembered
 from penstock.rows.graph import read_graph
 from penstock.rows.proof import coupling
@@ -58,7 +59,7 @@ def hints_of(artifact: Artifact) -> Iterator[InputHints]:
     """What names, shapes and the graph show about the inputs of ``artifact``. Raises InvalidModel."""
     graph = read_graph(artifact.data) if artifact.format is Format.ONNX else None
     with loaded(artifact) as model:
-        yield hints_for(meanings_of(model.signature, graph), model.forward)
+        yield hints_for(meanings_of(model.signature, graph), model.forward, takes_missing(artifact))
 
 
 class Overridden(LoadedModel):

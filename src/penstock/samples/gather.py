@@ -73,7 +73,7 @@ class Gathering:
             rows = len(next(iter(inputs.values()))) if self._signature.has_rows else 1
             is_single = self._signature.has_rows and rows == 1
             for spec in self._signature.inputs:
-                check_finite(spec, inputs[spec.name][np.newaxis])
+                check_finite(spec, inputs[spec.name][np.newaxis], self._hints)
             self._add_labels(arrays, rows)
             if self._feeder:
                 self._feeder.advance(inputs)

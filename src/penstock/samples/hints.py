@@ -44,3 +44,5 @@ class InputHints(msgspec.Struct, frozen=True):
     """The only input that takes images, if there is one."""
     sounds: SoundForm | None = None
     """The only input that takes sounds, if there is one."""
+    missing: frozenset[str] = frozenset()
+    """The inputs in which NaN stands for a missing value."""

@@ -121,7 +121,7 @@ def _arrays(
     if hints and has_sequences(arrays, signature, hints):
         return gather(calls_in_sequences(arrays, signature), signature, what, hints=hints)
     check_states(arrays, hints)
-    return check_dataset(arrays, signature, independent=independent)
+    return check_dataset(arrays, signature, independent=independent, hints=hints)
 
 
 def _returned(name: str, signature: Signature, independent: bool, hints: InputHints | None) -> Dataset:

@@ -8,16 +8,19 @@ import numpy as np
 
 from penstock.dataset import LABELS, Dataset, Stacked
 from penstock.errors import InvalidData
+from penstock.samples.hints import InputHints
 from penstock.samples.values import check_finite, check_labels, typed
 from penstock.tensor import Array, Signature, TensorSpec
 
 
-def check_dataset(arrays: Mapping[str, Array], signature: Signature, *, independent: bool = False) -> Dataset:
+def check_dataset(
+    arrays: Mapping[str, Array], signature: Signature, *, independent: bool = False, hints: InputHints | None = None
+) -> Dataset:
     """Make a dataset from the arrays for the inputs of ``signature`` and the array ``labels``, if present. Raises InvalidData.
 
     If the model has a batch axis, the arrays have the model's rank, and their first axis counts rows. Otherwise, they have one more
     axis, the first, which counts calls; an array of the model's rank is used in every call. Arrays with the model's rank alone are one
-    call. ``independent`` is true if the rows of a call are known to be independent.
+    call. ``independent`` is true if the rows of a call are known to be independent. ``hints`` tell which inputs take missing values.
     """
     labels = arrays.get(LABELS) if LABELS not in signature.input_names else None
     check_names(arrays, signature)
@@ -25,8 +28,10 @@ def check_dataset(arrays: Mapping[str, Array], signature: Signature, *, independ
     is_called = {spec.name: given[spec.name].ndim == len(spec.shape) + 1 for spec in signature.inputs}
     if signature.has_rows and not all(is_called.values()):
         inputs = {spec.name: _rows(spec, given[spec.name], signature.smallest_batch) for spec in signature.inputs}
+        _check_values(inputs, signature, hints)
         return _dataset(inputs, labels, joins=True)
     inputs = {spec.name: _calls(spec, given[spec.name], is_called[spec.name]) for spec in signature.inputs}
+    _check_values(inputs, signature, hints)
     calls = max((len(array) for name, array in inputs.items() if is_called[name]), default=1)
     inputs = {
         name: array if is_called[name] else np.broadcast_to(array, (calls, *array.shape[1:]))
@@ -82,7 +87,6 @@ def _rows(spec: TensorSpec, array: Array, smallest: int) -> Array:
             f"the model takes exactly {smallest} samples at a time, but the data has {len(array)}",
             f"give a multiple of {smallest}",
         )
-    check_finite(spec, array)
     return array
 
 
@@ -97,8 +101,12 @@ def _calls(spec: TensorSpec, array: Array, is_called: bool) -> Array:
     array = array if is_called else array[np.newaxis]
     _check_sizes(spec, array.shape[1:], spec.shape, array.shape if is_called else array.shape[1:])
     _check_some(spec, array)
-    check_finite(spec, array)
     return array
+
+
+def _check_values(inputs: Mapping[str, Array], signature: Signature, hints: InputHints | None) -> None:
+    for spec in signature.inputs:
+        check_finite(spec, inputs[spec.name], hints)
 
 
 def _check_sizes(spec: TensorSpec, shape: tuple[int, ...], wanted: tuple[int, ...], shown: tuple[int, ...]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import chdir, contextmanager, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,20 @@ def apart_from_output() -> Iterator[None]:
     kept = os.dup(1)
     try:
         os.dup2(2, 1)
-        with open(os.dup(2), "w") as printed, redirect_stdout(printed):
+        # The user's code may keep sys.stdout, for example in a handler of logging, so the replacement must stay open.
+        with redirect_stdout(sys.stderr):
             yield
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+        # The last function that is registered runs first, so it runs before those that the user's code has registered.
+        atexit.unregister(_end_output)
+        atexit.register(_end_output)
+
+
+def _end_output() -> None:
+    """When the process exits, the output is complete: what the user's code still prints goes to standard error."""
+    with suppress(OSError, ValueError):  # closed
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.dup2(2, 1)

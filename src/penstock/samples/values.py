@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidData
+from penstock.samples.hints import InputHints
 from penstock.tensor import Array, DataType, TensorSpec
 
 _ROWS = 256
@@ -33,11 +34,17 @@ def typed(spec: TensorSpec, array: Array) -> Array:
     return array.astype(spec.datatype.dtype, copy=False)
 
 
-def check_finite(spec: TensorSpec, samples: Array) -> None:
-    """Raise InvalidData if an element of ``samples``, whose first axis counts samples, is NaN or infinite."""
+def check_finite(spec: TensorSpec, samples: Array, hints: InputHints | None = None) -> None:
+    """Raise InvalidData if an element of ``samples``, whose first axis counts samples, is NaN or infinite.
+
+    NaN is valid in inputs that take missing values according to ``hints``.
+    """
     if not spec.datatype.is_float or not len(samples):
         return
+    takes_missing = hints is not None and spec.name in hints.missing
     bad = np.concatenate([not_finite(samples[at : at + _ROWS]) for at in range(0, len(samples), _ROWS)])
+    if takes_missing and bad.any():
+        bad = np.concatenate([_infinite(samples[at : at + _ROWS]) for at in range(0, len(samples), _ROWS)])
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
         where = f" in {int(bad.sum())} of {len(bad)} samples, first in sample {first}" if len(bad) > 1 else ""
@@ -49,6 +56,10 @@ def check_finite(spec: TensorSpec, samples: Array) -> None:
 def not_finite(rows: Array) -> Array:
     """For each row, True if an element is NaN or infinite."""
     return np.asarray(~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
+
+
+def _infinite(rows: Array) -> Array:
+    return np.asarray(np.isinf(rows.reshape(len(rows), -1)).any(axis=1))
 
 
 def check_labels(labels: Array) -> Array:

@@ -103,6 +103,44 @@ def test_errors_are_those_of_a_conversion(tmp_path: Path) -> None:
 def test_an_unwritable_cache(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ResourceExhausted, match="cannot write to the cache folder") as raised:
+    with pytest.raises(ResourceExhausted, match="the cache folder .* cannot be made") as raised:
         onnx_file(network)
     assert "XDG_CACHE_HOME" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("hint", "command"),
+    [
+        ("add --trust-pickle if you trust it", "--trust-pickle"),
+        ('add --inputs "x:float32[N,4]" --inputs "mask:bool[N]"', '--inputs "x:float32[N,4]" --inputs "mask:bool[N]"'),
+        ("declare all with --inputs, or give all as --sample", "--inputs DECLARATION"),
+        ("free it with --dynamic x:0=batch, or leave it", "--dynamic x:0=batch"),
+        ("try another --opset or a newer exporter", "--opset VERSION"),
+    ],
+)
+def test_hints_name_the_command_that_has_their_options(
+    hint: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InvalidArgument("no", hint)
+
+    monkeypatch.setattr(cached, "resolve", refuse)
+    with pytest.raises(InvalidArgument) as raised:
+        onnx_file("a folder/net.pth")
+    assert (
+        raised.value.hint
+        == f"run `penstock convert 'a folder/net.pth' {command} -o net.onnx` first, and give net.onnx; {hint}"
+    )
+
+
+@pytest.mark.parametrize(
+    "hint", ["check the path", "penstock convert package.module:f --weights x.pt", "use --threads 2"]
+)
+def test_other_hints_stay_as_they_are(hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise InvalidArgument("no", hint)
+
+    monkeypatch.setattr(cached, "resolve", refuse)
+    with pytest.raises(InvalidArgument) as raised:
+        onnx_file("net.pth")
+    assert raised.value.hint == hint

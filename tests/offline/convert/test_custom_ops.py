@@ -1,6 +1,7 @@
 """``register_op``: definitions of torch operators, from a file or from the program."""
 
 import textwrap
+import zipfile
 
 import numpy as np
 import pytest
@@ -141,8 +142,8 @@ def test_scripted_modules_take_no_definitions(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 / 0", "ZeroDivisionError: division by zero, line 1"),
-        ("\nraise SystemExit(3)", "SystemExit: 3, line 2"),
+        ("1 / 0", "ZeroDivisionError: division by zero \\(my_ops.py:1\\)"),
+        ("\nraise SystemExit(3)", "SystemExit: 3 \\(my_ops.py:2\\)"),
         ("def (", "SyntaxError"),
         ("import no_such_module", "ModuleNotFoundError"),
         ("import penstock\npenstock.register_op('clip')", "operator 'clip'"),
@@ -177,3 +178,46 @@ def test_the_decorator_returns_the_function():
 
     assert penstock.register_op("penstock_test::double")(double) is double
     assert [one.name for one in custom_ops()] == ["penstock_test::double"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (TORCH.replace("return limit *", "return missing *"), r"raised NameError: .*'missing' .*\(my_ops.py:6\)"),
+        (TORCH.replace("(x, limit)", "(x)"), r"raised TypeError: soft_clip\(\) takes 1 .*\(my_ops.py:4\)"),
+        (
+            TORCH.replace("tanh(x / limit)", "tanh(x / limit).double()"),
+            r"returns \['torch.float64'\], but the operator",
+        ),
+        (TORCH.replace("return", "return x,"), r"returns \['torch.float32', 'torch.float32'\], but the operator"),
+        (ONNX.replace("op.Tanh", "missing.Tanh"), r"raised NameError: .*'missing' .*\(my_ops.py:8\)"),
+        (ONNX.replace("(x, limit: float)", "(x)"), r"raised TypeError: .*soft_clip\(\) .*\(my_ops.py:6\)"),
+    ],
+)
+def test_a_wrong_definition_is_reported_with_its_line(text, cause, tmp_path):
+    with pytest.raises(InvalidArgument, match="the definition of 'penstock_test::soft_clip' " + cause) as caught:
+        opened(text, tmp_path).export(tmp_path / "model.onnx", 21)
+    assert "penstock_test::soft_clip(Tensor x, float limit) -> Tensor" in caught.value.hint
+
+
+def test_a_program_that_lacks_its_library_lists_all_absent_operators(tmp_path):
+    program = torch.export.export(Clipped(), (torch.ones(2, 4),))
+    torch.export.save(program, tmp_path / "clipped.pt2")
+    with zipfile.ZipFile(tmp_path / "clipped.pt2") as whole, zipfile.ZipFile(tmp_path / "net.pt2", "w") as changed:
+        for name in whole.namelist():
+            content = whole.read(name).replace(b"penstock_test.soft_clip", b"absent_lib.soft_clip")
+            changed.writestr(name, content.replace(b"torch.ops.aten.add.", b"torch.ops.absent_lib.added."))
+    with pytest.raises(UnsupportedOperators) as caught:
+        CONVERTER.open(tmp_path / "net.pt2", ConvertOptions())
+    assert [one.op for one in caught.value.operators] == ["absent_lib::soft_clip", "absent_lib::added"]
+    assert "import the library that defines it" in caught.value.hint
+
+
+def test_the_file_of_operators_runs_before_a_program_is_read(tmp_path):
+    torch.export.save(torch.export.export(Clipped(), (torch.ones(2, 4),)), tmp_path / "net.pt2")
+    (tmp_path / "my_ops.py").write_text("raise RuntimeError('it runs first')")
+    with pytest.raises(InvalidArgument, match="it runs first"):
+        CONVERTER.open(tmp_path / "net.pt2", ConvertOptions(ops=tmp_path / "my_ops.py"))
+    (tmp_path / "my_ops.py").write_text(textwrap.dedent(TORCH))
+    source = CONVERTER.open(tmp_path / "net.pt2", ConvertOptions(ops=tmp_path / "my_ops.py"))
+    source.export(tmp_path / "model.onnx", 21)

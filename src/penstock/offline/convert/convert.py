@@ -21,10 +21,12 @@ import msgspec
 
 from penstock.artifact import Artifact, ProvenanceStep
 from penstock.errors import (
+    Code,
     InvalidArgument,
     PenstockError,
     PermissionDenied,
     ResourceExhausted,
+    Unsupported,
     WrongResult,
     prefixed,
 )
@@ -33,13 +35,14 @@ from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkMod
 from penstock.offline.convert.certificate import Certificate, attach
 from penstock.offline.convert.declarations import parse_dynamic, parse_inputs
 from penstock.offline.convert.parity.parity import certify
-from penstock.offline.convert.registry import FORMATS, get_converter
+from penstock.offline.convert.registry import FORMATS, SHAPELESS, get_converter
 from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
 from penstock.offline.convert.worker.environments import environment
 from penstock.offline.convert.worker.remote import open_remote
 from penstock.offline.convert.writing import check_companions, check_output, check_room, kept, write, write_companions
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.verify import dimension_names
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Signature
 from penstock.version import __version__
@@ -100,11 +103,7 @@ class Conversion(msgspec.Struct, frozen=True):
     @property
     def axes(self) -> dict[str, list[str]]:
         """The names of the dimensions of each input and output. A dimension without a name has the name ""."""
-        graph = read_proto(self.artifact).graph
-        return {
-            value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim]
-            for value in (*graph.input, *graph.output)
-        }
+        return dimension_names(read_proto(self.artifact))
 
     def __repr__(self) -> str:
         told = self.certificate.text if self.certificate else "not compared"
@@ -122,6 +121,7 @@ class _Opened(NamedTuple):
 class ParityFailed(WrongResult):
     """The ONNX model's outputs differ from the source's. ``conversion`` has the model and the failed certificate."""
 
+    code = Code.FAILED_PRECONDITION
     conversion: Conversion | None = None
 
 
@@ -141,11 +141,45 @@ def convert(
     on_progress("open", 0, 1)
     found = resolve(source, keywords.get("format", ""), options.weights)
     _check(found, options, target)
+    if not (batch := _batch_of_sample(found, options)):
+        return _convert(found, target, on_progress, options, keywords)
+    try:
+        return _convert(
+            found, target, on_progress, msgspec.structs.replace(options, dynamic=batch), keywords, is_guess=True
+        )
+    except (InvalidArgument, ParityFailed, Unsupported) as error:  # the dimension is no batch, or is fixed
+        fixed = _convert(found, target, on_progress, options, keywords)
+        flags = " ".join(f"--dynamic {name}:0=batch" for name in batch)
+        told = f"all inputs have the sizes of the sample ({error.message}); {flags} makes the first dimension free"
+        return msgspec.structs.replace(fixed, warnings=(*fixed.warnings, told))
+
+
+def _batch_of_sample(source: ResolvedSource, options: ConvertOptions) -> dict[str, dict[int, str]]:
+    """``dynamic`` for a batch dimension in inputs that only the sample describes. Empty if the user or the source describes them."""
+    if options.inputs or options.dynamic or source.format not in SHAPELESS:
+        return {}
+    sizes = {name: array.shape[0] for name, array in options.sample.items() if array.ndim > 1}
+    batch = next(iter(sizes.values()), 0)
+    return {name: {0: "batch"} for name, size in sizes.items() if size == batch}
+
+
+def _convert(
+    found: ResolvedSource,
+    target: Path | None,
+    on_progress: OnProgress,
+    options: ConvertOptions,
+    keywords: ConvertKeywords,
+    *,
+    is_guess: bool = False,
+) -> Conversion:
+    """Convert with these ``options``. If ``is_guess``, raises Unsupported unless all inputs and outputs have a batch dimension."""
     with tempfile.TemporaryDirectory(prefix="penstock-convert-", ignore_cleanup_errors=True) as folder:
         python = _environment(found, on_progress) if keywords.get("isolated", False) else None
         with _opened(found, options, python) as opened:
             model = opened.model
             _check_axes(options, model.signature)
+            if is_guess and not model.signature.batchable:
+                raise Unsupported("not all inputs and outputs have a batch dimension")
             on_progress("export", 0, 1)
             with _explained(found, "be exported"):
                 exported = model.export(Path(folder, "model.onnx"), options.opset)

@@ -70,7 +70,7 @@ def run_file(file: Path) -> None:
         if isinstance(error, KeyboardInterrupt):
             raise
         places = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == str(file)]
-        line = f", line {places[-1].lineno}" if places else ""
+        line = f" ({file.name}:{places[-1].lineno})" if places else ""
         raise InvalidArgument(
             f"'{file.name}' raised {type(error).__name__}: {error}{line}", "correct the file given as --ops"
         ) from None

@@ -94,6 +94,10 @@ FORMATS = {
 }
 
 
+SHAPELESS = frozenset({"torch", "torchscript", "torch_pickle", "state_dict", "jax"})
+"""Formats of sources that do not contain the shapes of their inputs."""
+
+
 def get_converter(format: str) -> Converter:
     """Import the converter of ``format``. Raises Unavailable if its package is not installed."""
     entry = FORMATS[format]

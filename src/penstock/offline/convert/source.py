@@ -45,6 +45,8 @@ _CLASSES = (
 """Modules of the base classes of models, with the format. The most derived class decides."""
 _WEIGHTS = {"caffe": (".caffemodel",), "paddle": (".pdiparams",)}
 """Suffixes of the files that belong to a model file."""
+_ALIKE = ({"sklearn", "torch_pickle"}, {"sklearn", "state_dict"}, {"graph_def", "paddle"})
+"""Formats whose files can look the same."""
 _MAX_FILES = 10_000
 _GIVE = "give a file, a folder, or a function as package.module:function"
 
@@ -133,9 +135,7 @@ def _npz(path: Path) -> dict[str, Array]:
 
 
 def _file(path: Path, format: str, weights: Path | None) -> ResolvedSource:
-    detected = format or detect(path)
-    if format and not path.exists():
-        raise NotFound(f"no model '{path}'", "check the path")
+    detected = _claimed(path, format) if format else detect(path)
     if detected == "state_dict":
         raise InvalidArgument(
             f"'{path.name}' contains weights, but no model",
@@ -150,6 +150,28 @@ def _file(path: Path, format: str, weights: Path | None) -> ResolvedSource:
     except OSError as error:
         raise InvalidModel(f"cannot read model '{path}': {error.strerror or error}", "check its permissions") from None
     return ResolvedSource(detected, path, path.name, files)
+
+
+def _claimed(path: Path, format: str) -> str:
+    """The user's ``format``. Raises InvalidArgument if the content of ``path`` shows that it has another one."""
+    if not path.exists():
+        raise NotFound(f"no model '{path}'", "check the path")
+    entry = FORMATS[format]
+    if format == "jax":
+        raise InvalidArgument(f"'{path.name}' is a file, and JAX has no files of models", _GIVE)
+    if format == "huggingface" and not path.is_dir():
+        raise InvalidArgument(
+            f"'{path.name}' is a file, not a {entry.title}", "give the folder that contains config.json"
+        )
+    try:
+        found = detect(path)
+    except PenstockError:
+        return format  # the converter says what is wrong with the file
+    if entry.framework != FORMATS[found].framework and {format, found} not in _ALIKE:
+        raise InvalidArgument(
+            f"'{path.name}' has the format {found} ({FORMATS[found].title}), not {format}", f"leave out --from {format}"
+        )
+    return format
 
 
 def _files(path: Path, format: str) -> Iterator[Path]:

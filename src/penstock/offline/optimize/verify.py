@@ -208,8 +208,9 @@ def first_divergence(original: Artifact, changed: Artifact, sample: LabelledInpu
 
 
 def dimension_names(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """The names of the dimensions of each input. A dimension without a name has the name ""."""
-    return {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    """The names of the dimensions of each input and output. A dimension without a name has the name ""."""
+    values = (*model.graph.input, *model.graph.output)
+    return {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in values}
 
 
 def _run_showing(proto: onnx.ModelProto, names: list[str], sample: LabelledInputs) -> dict[str, Array]:

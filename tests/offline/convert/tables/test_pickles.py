@@ -1,4 +1,5 @@
 import collections
+import contextlib
 import datetime as dt
 import io
 import os
@@ -9,6 +10,8 @@ import warnings
 import joblib
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingRegressor, RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -216,3 +219,27 @@ def test_deep_nesting_is_read():
 def test_empty_and_truncated_pickles_are_described(data, message):
     with pytest.raises(InvalidModel, match=message):
         load_trusted(data, SKLEARN)
+
+
+@pytest.mark.parametrize(
+    "tuples",
+    [b"\x85" * 200_000, b"2\x86" * 60, b"(l\x85" + b"\x85" * 200_000],
+    ids=["deep", "shared", "in_a_list"],
+)
+@pytest.mark.parametrize("used", [b"K\x01s.", b"."], ids=["as_a_key", "alone"])
+def test_tuples_whose_hash_would_not_end_are_refused(tuples, used):
+    with pytest.raises(InvalidModel, match="too many tuples are nested|broken"):
+        load_trusted(b"\x80\x04}K\x01" + tuples + used, BASIC)
+
+
+@given(st.sampled_from(["pickle", "joblib"]), st.data())
+@settings(max_examples=300, deadline=None)
+def test_changed_pickles_are_read_or_refused(form, data):
+    stream = io.BytesIO()
+    (pickle.dump if form == "pickle" else joblib.dump)({**PLAIN, **ARRAYS}, stream)
+    changed = bytearray(stream.getvalue())
+    places = st.integers(0, len(changed) - 1)
+    for place, byte in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=8)):
+        changed[place] = byte
+    with warnings.catch_warnings(action="ignore"), contextlib.suppress(PenstockError):
+        load_trusted(bytes(changed), SKLEARN)

@@ -1,9 +1,12 @@
 """Modules and programs as sources: modes, outputs, and inputs that they reject."""
 
+import typing
+
 import numpy as np
 import onnx
 import pytest
 
+import penstock
 from penstock.errors import InvalidArgument, InvalidInput, Unsupported
 from penstock.offline.convert.base import ConvertOptions, InputSpec
 
@@ -71,3 +74,45 @@ def test_inputs_that_the_module_rejects():
         source.forward({})
     with pytest.raises(InvalidInput, match="RuntimeError"):
         source.forward({"x": np.ones((2, 5), np.float32)})
+
+
+class Halves(nn.Module):
+    def forward(self, x):
+        return x.reshape(2, -1)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_batch_of_a_sample_is_free(batch):
+    made = penstock.convert(Affine().eval(), sample={"x": np.ones((batch, 4), np.float32)})
+    assert (made.axes["x"], made.axes["mean"], made.warnings) == (["batch", ""], ["batch"], ())
+
+
+def test_sizes_of_a_sample_that_are_fixed_are_reported_with_the_option_that_frees_them():
+    made = penstock.convert(Halves().eval(), sample={"x": np.ones((2, 4), np.float32)})
+    assert made.axes["x"] == ["", ""]
+    (warning,) = (one for one in made.warnings if "sizes of the sample" in one)
+    assert "--dynamic x:0=batch" in warning
+
+
+class Step(nn.Module):
+    def forward(self, x, h):
+        return {"y": x + h, "h": h + 1}
+
+
+def test_an_output_with_the_name_of_an_input_gets_another():
+    made = penstock.convert(Step().eval(), inputs=["x:float32[N,4]", "h:float32[N,4]"])
+    assert made.signature.output_names == ["y", "h_out"]
+
+
+class Named(typing.NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Tuples(nn.Module):
+    def forward(self, x):
+        return Named(x + 1, x + 2)
+
+
+def test_outputs_have_the_names_of_the_fields():
+    assert opened(Tuples(), x("N", 4)).signature.output_names == ["left", "right"]

@@ -411,7 +411,7 @@ def _loaded(path: Path, options: ConvertOptions) -> Any:
     if not archive:
         if not options.trust_pickle:
             hint = "save it with skops.io.dump, or add --trust-pickle if you trust the file"
-            raise PermissionDenied(f"'{path.name}' is a pickle, and loading it can run code", hint)
+            raise PermissionDenied(f"'{path.name}' is not a skops file, and loading it as a pickle can run code", hint)
         return load_trusted(path, SKLEARN)
     try:
         names = sorted(set(skops.io.get_untrusted_types(file=path)))

@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.convert.base import ConvertOptions, FrameworkModel
+from penstock.offline.convert.custom_ops import custom_ops
 from penstock.offline.convert.torch.files import load_weights, read_file
 from penstock.offline.convert.torch.source import open_exported, open_module
 
@@ -24,6 +26,8 @@ class TorchConverter:
 
     def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         """``source`` is a path, a module, an exported program, a function of tensors, or a function that makes one of them."""
+        custom_ops(options.ops)  # a program can be read only after its operators are defined
+        options = msgspec.structs.replace(options, ops=None)
         made = read_file(Path(source), options) if isinstance(source, (str, os.PathLike)) else _made(source)
         if options.weights is not None:
             if not isinstance(made, nn.Module):

@@ -29,6 +29,8 @@ from penstock.errors import InvalidModel, PermissionDenied, ResourceExhausted, p
 from penstock.offline.convert.tables import pickled_arrays as arrays
 
 _MAX_BYTES = 32 << 30
+_MAX_DEPTH, _MAX_TUPLES = 1_000, 1_000_000
+"""Of tuples in tuples. Their hash is computed by recursion without a limit, and again for each place of a shared tuple."""
 _SHOWN_NAMES = 12
 _DECOMPRESSORS = (
     (b"\x1f\x8b", lambda: zlib.decompressobj(31)),
@@ -181,6 +183,16 @@ def _run(make: Any, stream: IO[bytes]) -> Any:
         ) from None
 
 
+def _checking(load: Any) -> Any:
+    """The method ``load``, which makes a tuple, followed by its check."""
+
+    def load_checked(unpickler: _Unpickler) -> None:
+        load(unpickler)
+        unpickler.check_tuple()
+
+    return load_checked
+
+
 class _Unpickler(_PythonUnpickler):  # type: ignore[misc] # it has no types
     """An unpickler for allowed names. It reads the arrays that joblib puts between the opcodes, as joblib does."""
 
@@ -189,6 +201,8 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc] # it has no types
     def __init__(self, file: IO[bytes], *, allowed: Allowed) -> None:
         super().__init__(file)
         self._allowed, self._stream = allowed, file
+        self._nests: dict[int, tuple[int, int]] = {}
+        """Number and depth of the tuples in a tuple, by its identity. A new tuple replaces a deleted one."""
 
     def find_class(self, module: str, name: str) -> Any:
         module, name = self._renamed(module, name)
@@ -201,6 +215,18 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc] # it has no types
         if self.proto < 3:
             module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
         return module, name
+
+    def check_tuple(self) -> None:
+        """Raise UnpicklingError if the tuple on the stack has too many tuples in it."""
+        made = self.stack[-1]
+        inner = [self._nests.get(id(one), (1, 1)) for one in made if type(one) is tuple]
+        count, depth = 1 + sum(one for one, _ in inner), 1 + max((one for _, one in inner), default=0)
+        if count > _MAX_TUPLES or depth > _MAX_DEPTH:
+            raise pickle.UnpicklingError("too many tuples are nested")
+        self._nests[id(made)] = count, depth
+
+    for _opcode in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
+        dispatch[_opcode[0]] = _checking(dispatch[_opcode[0]])
 
     def load_build(self) -> None:
         built, state = self.stack[-2:]

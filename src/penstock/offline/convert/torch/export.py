@@ -32,6 +32,7 @@ from penstock.offline.convert.custom_ops import CustomOp
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
+from penstock.offline.convert.torch.definitions import WrongDefinition, blaming, check_definitions
 from penstock.offline.convert.torch.diagnosis import (
     ExportFailure,
     diagnosis,
@@ -84,7 +85,7 @@ def export(job: ExportJob, target: Path, opset: int) -> _Made:
     for name, way in _ways(job, opset):
         try:
             return _tried(job, target, opset, name, way, failures)
-        except MemoryError:
+        except (MemoryError, WrongDefinition):
             raise
         except Exception as error:  # noqa: BLE001 - exporters raise anything; the diagnosis reports it
             failures.append(ExportFailure(name, error))
@@ -134,8 +135,9 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
     if job.module is not None:
         _add_sizes_beyond(job, program)
-    translations = _by_operator(job, "onnx")
-    decompositions = _by_operator(job, "torch")
+    definitions, given = _by_operator(job, "onnx"), _by_operator(job, "torch")
+    translations, decompositions = ({key: one.function for key, one in some.items()} for some in (definitions, given))
+    check_definitions(program, given)
     for is_meant, rule in _RULES:
         if any(map(is_meant, program.graph.nodes)):
             decompositions = {**rule(), **decompositions}
@@ -143,18 +145,23 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
         program = program.run_decompositions(decompositions)
     opset = max(opset, _LEAST_DYNAMO_OPSET)
     try:
-        made = _translated(job, program, opset, translations)
+        with blaming(definitions):
+            made = _translated(job, program, opset, translations)
     except UnsupportedOperators as error:
         if not {one.op for one in error.operators} & {operator.name() for operator in decompositions}:
             raise
-        inner = with_inner_operators(program, opset, translations).run_decompositions(decompositions)
+        inner = with_inner_operators(program, opset, translations)
+        check_definitions(inner, given)
+        inner = inner.run_decompositions(decompositions)
         made = _translated(job, inner, opset, translations)
     model = made.model
     _keep_outputs(model, job.outputs)
     _name_dimensions(model, job.free)
-    made.save(target)
     found = links.program_links(model, made.exported_program, list(job.all_outputs or job.outputs))
-    return Exported("", found, links.random_operators(model)), links.program_values(made.exported_program)
+    random = links.random_operators(model)
+    links.remove_folders(model)
+    made.save(target)
+    return Exported("", found, random), links.program_values(made.exported_program)
 
 
 def _translated(job: ExportJob, program: Any, opset: int, translations: Mapping[Any, Any]) -> Any:
@@ -217,10 +224,10 @@ def _captured(job: ExportJob) -> Any:
     raise first
 
 
-def _by_operator(job: ExportJob, form: str) -> dict[Any, Any]:
+def _by_operator(job: ExportJob, form: str) -> dict[Any, CustomOp]:
     """The user's definitions of this form. Raises Unsupported if torch does not have one of all operators."""
     found = {overload: one for one in job.operators for overload in _overloads(one.name)}
-    return {operator: one.function for operator, one in found.items() if one.form == form}
+    return {operator: one for operator, one in found.items() if one.form == form}
 
 
 def _overloads(name: str) -> list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from penstock.engines.torch import read_program, reason_of
 from penstock.engines.torch_archive import record_names
 from penstock.errors import InvalidArgument, InvalidModel, PenstockError, PermissionDenied
 from penstock.offline.convert import reading
-from penstock.offline.convert.base import ConvertOptions
+from penstock.offline.convert.base import ConvertOptions, UnsupportedOperator, UnsupportedOperators
 
 _PACKAGES = ("torch", "torchvision", "timm")
 """Packages whose modules may be in a pickle that the user trusts."""
 _SHOWN = 5
+_TARGET = re.compile(rb'"target": *"torch\.ops\.(\w+)\.(\w+)')
 _GIVE_MODULE = "give the module as package.module:make_model, and the file as --weights"
 
 
@@ -39,6 +42,8 @@ def read_file(path: Path, options: ConvertOptions) -> Any:
     except PenstockError:
         raise
     except Exception as error:
+        if absent := _absent_operators(data):
+            raise UnsupportedOperators.of(absent) from error
         raise InvalidModel(f"PyTorch cannot read '{path.name}': {reason_of(error)}", "save the model again") from error
     if isinstance(found, (nn.Module, torch.export.ExportedProgram)):
         return found
@@ -134,6 +139,22 @@ def _not_an_archive(path: Path, data: bytes) -> PenstockError:
             "load it with PyTorch, and save it again with torch.save",
         )
     return InvalidModel(f"'{path.name}' is not a file of PyTorch, or is truncated", "save the model again")
+
+
+def _absent_operators(data: bytes) -> list[UnsupportedOperator]:
+    """The operators of an exported program that torch does not have, because the library that defines them is not imported."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            programs = [archive.read(name) for name in archive.namelist() if name.endswith("models/model.json")]
+    except Exception:  # noqa: BLE001 - of a damaged archive
+        return []
+    found = dict.fromkeys(one for program in programs for one in _TARGET.findall(program))
+    names = ((namespace.decode(), name.decode()) for namespace, name in found)
+    absent = [f"{one}::{name}" for one, name in names if not hasattr(getattr(torch.ops, one), name)]
+    way_out = (
+        "import the library that defines it, and define it with @penstock.register_op('{}'), in a file given as --ops"
+    )
+    return [UnsupportedOperator(name, "", way_out.format(name)) for name in absent]
 
 
 def _tied(wanted: Mapping[str, torch.Tensor]) -> dict[str, set[str]]:

@@ -19,6 +19,7 @@ Values = Callable[[Sequence[torch.Tensor], frozenset[str]], dict[str, torch.Tens
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+(?:\n\s+(?!File)(.*))?')
 FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Folders whose code is not the user's."""
+_FOLDERS = re.compile(r'(File ")[^"]*[/\\]')
 _TRACE = "pkg.torch.onnx.stack_trace"
 
 
@@ -33,6 +34,13 @@ def line_of(trace: str) -> str:
     """The last line of the user's own code in a stack trace; empty if there is none."""
     frames = [frame for frame in _FRAME.findall(trace) if not frame[0].startswith((*FOREIGN, "<"))]
     return f"{Path(frames[-1][0]).name}:{frames[-1][1]}: {frames[-1][2].strip()}".rstrip(": ") if frames else ""
+
+
+def remove_folders(model: Any) -> None:
+    """Shorten the stack traces in an ONNX IR model to the names of the files, because folders can contain the user's name."""
+    for node in _nodes(model):
+        if _TRACE in node.metadata_props:
+            node.metadata_props[_TRACE] = _FOLDERS.sub(r"\1", node.metadata_props[_TRACE])
 
 
 def program_links(model: Any, program: Any, outputs: Sequence[str]) -> tuple[TensorLink, ...]:
@@ -104,12 +112,16 @@ def module_values(module: nn.Module) -> Values:
 
 def random_operators(model: Any) -> tuple[str, ...]:
     """The operators of an ONNX IR model that give random results, with the line of code or the node."""
-    nodes = [*model.graph.all_nodes(), *(node for one in model.functions.values() for node in one.all_nodes())]
     return tuple(
         f"{node.op_type} at {line_of(node.metadata_props.get(_TRACE, '')) or node.name}"
-        for node in nodes
+        for node in _nodes(model)
         if node.op_type in RANDOM or (node.op_type == "Dropout" and _trains(node))
     )
+
+
+def _nodes(model: Any) -> Iterator[Any]:
+    for graph in (model.graph, *model.functions.values()):
+        yield from graph.all_nodes()
 
 
 def _trains(node: Any) -> bool:

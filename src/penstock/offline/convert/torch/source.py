@@ -97,7 +97,7 @@ def _opened(
     flat = Flat(module, Arguments(module, [one.name for one in declared]))
     buffers = Buffers(flat, "module.")
     sizes, example, found = _accepted(buffers.guarded(flat.named), declared)
-    names = [name for name, _ in found]
+    names = _distinct([name for name, _ in found], [one.name for one in declared])
     flat.kept = tuple(names.index(name) for name in chosen_outputs(options, names))
     warnings += buffers.warning()
     call = buffers.guarded(lambda tensors: flat(*tensors))
@@ -130,6 +130,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
             f"PyTorch cannot open the exported program: {reason_of(error)}", "save it again with torch.export.save"
         ) from error
     names = _own_names(signature, options)
+    own = _distinct(own, list(names.values()))
     inputs = tuple(msgspec.structs.replace(spec, name=names[spec.name]) for spec in signature.inputs)
     axes = {names[name]: found for name, found in _axes(program).items()}
     declared = [Declared(spec.name, spec.datatype, _shape(spec, axes.get(spec.name, ()))) for spec in inputs]
@@ -160,7 +161,19 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
     )
     job.others = [tensors for tensors in job.others if _fits(job, tensors)]
     job.warnings = buffers.warning()
-    return TorchSource(job, Signature(inputs, tuple(signature.outputs[place] for place in places)), axes)
+    outputs = (msgspec.structs.replace(signature.outputs[place], name=own[place]) for place in places)
+    return TorchSource(job, Signature(inputs, tuple(outputs)), axes)
+
+
+def _distinct(outputs: Sequence[str], inputs: Sequence[str]) -> list[str]:
+    """The names of ``outputs``, with ``_out`` after names of ``inputs``, because a tensor of an ONNX model has only one name."""
+    found: list[str] = []
+    for given in outputs:
+        name = given
+        while name in inputs or name in found:
+            name += "_out"
+        found.append(name)
+    return found
 
 
 def _own_names(signature: Signature, options: ConvertOptions) -> dict[str, str]:

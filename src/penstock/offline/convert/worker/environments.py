@@ -43,7 +43,7 @@ def environment(entry: FormatEntry, progress: Progress = lambda _: None, base: S
     requirements = sorted({*base, *entry.isolated})
     facts = [*requirements, platform.python_version(), platform.machine(), sys.base_prefix]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    folder = _cache() / f"{entry.extra}-{digest}"
+    folder = cache_folder("environments") / f"{entry.extra}-{digest}"
     python = folder / "bin" / "python"
     with _lock(folder.with_suffix(".lock"), entry, progress):
         if not ((folder / _MARK).exists() and python.exists()):
@@ -51,10 +51,10 @@ def environment(entry: FormatEntry, progress: Progress = lambda _: None, base: S
     return python
 
 
-def _cache() -> Path:
-    """The folder of all environments. Nobody else may write to it, because the environments are programs that run here."""
+def cache_folder(kind: str) -> Path:
+    """The folder for files of a ``kind`` that can be made again. Nobody else may write to it, because some are programs."""
     home = os.environ.get("XDG_CACHE_HOME", "")
-    folder = (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "penstock" / "environments"
+    folder = (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "penstock" / kind
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()

@@ -76,7 +76,9 @@ def _has_datatype(array: Array) -> bool:
 def _failed(error: Exception) -> wire.Refused:
     if isinstance(error, PenstockError):
         operators = error.operators if isinstance(error, UnsupportedOperators) else ()
-        return wire.Refused(type(error).__name__, _valid(error.message), _valid(error.hint), operators)
+        known = (UnsupportedOperators.__module__, PenstockError.__module__)  # the parent revives only these classes
+        kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ in known)
+        return wire.Refused(kind, _valid(error.message), _valid(error.hint), operators)
     if isinstance(error, MemoryError):
         return wire.Refused(
             "ResourceExhausted", "the source needs more memory than the limit", "use a machine with more memory"
