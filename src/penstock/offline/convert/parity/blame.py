@@ -60,8 +60,9 @@ class Blame:
         self._values = self._outputs | self._values
         self._order = sorted(self._values, key=lambda name: order[name])
 
-    def find(self) -> Divergence | None:
-        """The first part that differs; None if no part differs beyond rounding."""
+    def find(self, *, only_sure: bool = False) -> Divergence | None:
+        """The first part that differs; None if no part differs beyond rounding. With ``only_sure``, differences that have no effect
+        on later parts do not count."""
         weak: Divergence | None = None
         for tensor in list(self._order):
             try:
@@ -81,14 +82,14 @@ class Blame:
                 return self._divergence(tensor, got, difference)
             else:
                 weak = weak or self._divergence(tensor, got, difference)
-        return weak
+        return None if only_sure else weak
 
     def _check(self, tensor: str, instead: Mapping[str, Array]) -> tuple[Array, OutputDifference]:
         given = {**self._inputs, **self._values, **instead}
         want = given.pop(tensor)
         with np.errstate(all="ignore"):
             got = self._nodes.run(given, [tensor])[tensor]
-        return got, compare(tensor, want, got, RoundingModel(self._nodes, given, [tensor]), is_extreme=True)
+        return got, compare(tensor, want, got, RoundingModel(self._nodes, given, [tensor]), is_inner=True)
 
     def _confirmed(self, tensor: str, got: Array) -> str:
         """Whether the difference of ``tensor`` is that of a node (``sure``), of the link, or without effect (``weak``)."""

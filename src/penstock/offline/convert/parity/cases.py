@@ -22,6 +22,8 @@ _LARGEST = 512
 """Largest size of a free axis, unless the source needs more."""
 _MOST_ELEMENTS = 1 << 20
 """Largest size of a call that is not needed otherwise."""
+_MANY = 64
+"""Rows of a call whose mean errors are compared."""
 _MOST_IDS = 1 << 16
 """Largest table of which every id is tried."""
 _VALUES = frozenset({Role.IMAGE, Role.AUDIO, Role.SPECTRUM, Role.STATE, Role.FEATURES, Role.SCALAR, Role.TENSOR})
@@ -135,6 +137,13 @@ class Maker:
             shapes,
             {name: int(rng.choice([base + 1, base + 2, base + 3])) for name, base in self._bases(shapes).items()},
         )
+
+    def many(self, shapes: Shapes) -> Iterator[Case]:
+        """A call with many rows, over which rounding averages out."""
+        free = {self._name(spec, 0) for spec in self._signature.inputs if spec.shape and spec.shape[0] == -1}
+        rows = min(_MANY, max(1, _MOST_ELEMENTS // (4 * max(1, _elements(self._with(shapes, dict.fromkeys(free, 1)))))))
+        if (tried := self._with(shapes, dict.fromkeys(free, rows))) != shapes:
+            yield self.plausible(tried)
 
     def empty(self, shapes: Shapes) -> Iterator[Case]:
         """Calls with an axis of the size 0."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock.tensor import Array
 
-_DEVIATIONS = 3.0
-"""Of noise that is about three times that of a framework."""
+_DEVIATIONS = 4.0
+"""Of noise that is two or three times that of a framework."""
 _LEAST_VALUES = 4
 """Smaller slices have no mean that says more than their values."""
 _OUTLIERS = 99.0
