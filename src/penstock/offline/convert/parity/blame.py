@@ -21,9 +21,6 @@ from penstock.offline.convert.parity.nodes import NodeError, Nodes
 from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.tensor import Array
 
-_NAMED = 24
-"""Maximum number of nodes that are listed for one value of the source."""
-
 
 class Checked(NamedTuple):
     """The result of comparing every linked tensor."""
@@ -123,8 +120,6 @@ class Blame:
         labels = [self._nodes.label(index) for index in indices]
         if last in labels:
             labels = labels[: labels.index(last) + 1]
-        if len(labels) > _NAMED:
-            labels = [*labels[: _NAMED - 2], f"{len(labels) - _NAMED + 1} more", labels[-1]]
         return ", ".join(labels)
 
     def _failure(self, tensor: str, error: NodeError) -> Divergence:
@@ -178,4 +173,5 @@ def of_output(nodes: Nodes, name: str, want: Any, got: Any, difference: OutputDi
         error=difference.error,
         expected=statistics(want) if want is not None else "",
         found=statistics(got) if got is not None else "missing",
+        is_first=False,
     )

@@ -22,10 +22,11 @@ from penstock.inputs.meanings import meanings_of
 from penstock.inputs.sizes import Shapes
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, Probing
-from penstock.offline.convert.certificate import Certificate, Divergence
+from penstock.offline.convert.certificate import Certificate, Divergence, Proof
 from penstock.offline.convert.parity.blame import Blame, of_failure, of_output
 from penstock.offline.convert.parity.cases import Case, Maker
 from penstock.offline.convert.parity.compare import OutputDifference, compare
+from penstock.offline.convert.parity.coverage import Coverage, shown
 from penstock.offline.convert.parity.nodes import Nodes
 from penstock.offline.convert.parity.patience import Patience
 from penstock.offline.convert.parity.tolerance import RoundingModel
@@ -98,6 +99,9 @@ class Parity:
         self._decided: Counter[str] = Counter()
         self._undecided: Counter[str] = Counter()
         """Numbers of calls with plausible values in which the comparison of an output said something, and did not."""
+        self._proving: Counter[str] = Counter()
+        """Numbers of all calls in which the comparison of an output said something."""
+        self._coverage = Coverage(self._nodes)
         self._failures: list[_Failure] = []
         self._parts: tuple[Case, Outputs] | None = None
         """The largest ordinary call of a model with coarse values, on which the parts of the graph are also compared."""
@@ -162,6 +166,10 @@ class Parity:
             yield from self._accepted(case)
         yield from self._resized(shapes)
         yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
+        for rows in self._coverage.lengths():
+            for tried in self._maker.lengths(shapes, rows):
+                if rows in self._coverage.lengths():
+                    yield from self._accepted(self._maker.plausible(tried))
         for case in self._maker.many(shapes) if self._parts else ():
             yield from self._accepted(case)
         if given and given != shapes:
@@ -233,6 +241,8 @@ class Parity:
         """Compare the outputs of the graph as written, and those of the graph after ONNX Runtime's optimisations."""
         self._count += 1
         names = [name for name in want if name not in self._random]
+        if not case.is_empty:
+            self._coverage.note(case.inputs)
         rounding = (
             _Unknown(self._nodes, {}, [])
             if case.is_empty
@@ -256,6 +266,7 @@ class Parity:
                     self._failures.append(_Failure(case, want, reason, name, got.get(name), difference, not as_written))
                     return
                 self._note(name, difference, case)
+                self._proving[name] += difference.decides and not as_written
         if rounding.is_coarse and not (case.is_extreme or case.is_flat or case.is_empty):
             if self._parts is None or _elements(case) > _elements(self._parts[0]):
                 self._parts = case, want
@@ -285,6 +296,8 @@ class Parity:
                 f"output '{name}' is not proved: in {self._undecided[name]} of {self._decided[name] + self._undecided[name]} calls "
                 "with plausible values it was empty, or rounding could change it completely"
             ] = None
+        for table, rows in self._coverage.unread():
+            self._notes[f"no call reads the rows {shown(rows)} of the table '{table}'"] = None
         if self._rejected:
             self._notes[f"the source rejected {self._rejected} other calls, as in: {self._rejection}"] = None
         if left_out := self._patience.left_out:
@@ -302,6 +315,7 @@ class Parity:
             first_divergent=divergence,
             not_compared=tuple(sorted(random)),
             not_proved=tuple(undecided),
+            proved=tuple(Proof(name, self._proving[name], self._count) for name in names),
             notes=tuple(self._notes),
             exporter=self._exported.exporter,
         )
