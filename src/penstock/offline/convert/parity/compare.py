@@ -7,7 +7,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from penstock.offline.convert.parity.means import systematic
+from penstock.offline.convert.parity.means import Systematic, systematic
 from penstock.offline.convert.parity.tolerance import UNITS, RoundingModel
 from penstock.tensor import Array
 
@@ -166,13 +166,15 @@ def _floats(  # noqa: PLR0913
             return OutputDifference(decides=False, note="its size depends on rounding")
         spread = _spread(runs, exact, compared) if exact is not None else np.zeros(got.shape)
         allowed = np.maximum(allowed, _NOISY * spread)
-        worst = _summary(error, allowed, scale)
+        worst, found = _summary(error, allowed, scale), Systematic("", inf)
         if not (error <= allowed).all() and not _is_sparse_noise(error, spread):
             told = f"differs by {worst.error:.2g}, and rounding explains {worst.tolerance:.2g}"
-        elif not suffices and exact is not None and (told := systematic(want - got, exact, runs, compared)):
-            worst = msgspec.structs.replace(worst, reason=told)
+        elif suffices or exact is None or not (found := systematic(want - got, exact, runs, compared, stepped=stepped)).reason:
+            sparse = _NOISY * spread.max() if (error > allowed).any() else 0.0
+            worst = _summary(error, np.maximum(allowed, sparse), scale)
+            return msgspec.structs.replace(worst, decides=worst.decides or found.gain <= _DECIDES)
         else:
-            return _summary(error, np.maximum(allowed, _NOISY * spread.max() if (error > allowed).any() else 0.0), scale)
+            told = found.reason
         worst = msgspec.structs.replace(worst, reason=told)
     return worst
 
