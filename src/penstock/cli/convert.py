@@ -172,7 +172,17 @@ def report(done: Conversion) -> dict[str, Any]:
 
 def parity(certificate: Certificate) -> dict[str, Any]:
     """What ``certificate`` says about the comparison, as plain data."""
-    names = ("holds", "cases", "max_error", "tolerance", "first_divergent", "not_compared", "not_proved", "proved", "notes")
+    names = (
+        "holds",
+        "cases",
+        "max_error",
+        "tolerance",
+        "first_divergent",
+        "not_compared",
+        "not_proved",
+        "proved",
+        "notes",
+    )
     return {name: msgspec.to_builtins(getattr(certificate, name)) for name in names}
 
 

@@ -46,6 +46,19 @@ def test_axes_with_one_name_change_together() -> None:
     assert all(one["a"][0] == one["b"][0] for one in shapes)
 
 
+def test_axes_that_are_sums_follow_from_their_terms() -> None:
+    specs = TensorSpec("ids", DataType.INT64, (1, -1)), TensorSpec("past", DataType.FP32, (1, -1))
+    specs += (TensorSpec("mask", DataType.INT64, (1, -1)),)
+    axes = {"ids": (Axis(1, "T"),), "past": (Axis(1, "P"),), "mask": (Axis(1, "P + T"),)}
+    made = maker(*specs, axes=axes)
+    base = {"ids": (1, 4), "past": (1, 3), "mask": (1, 7)}
+    found = dict(made.sizes(base))
+    assert set(found) == {"T", "P"}
+    every = [*found["T"], *found["P"], made.mixed(base), *made.lengths(base, 40)]
+    assert all(one["mask"][1] == one["ids"][1] + one["past"][1] for one in every)
+    assert {"ids": (1, 37), "past": (1, 3), "mask": (1, 40)} in every
+
+
 def test_every_free_dimension_differs_in_mixed() -> None:
     mixed = maker(IMAGE, axes={"image": (Axis(0, "N"), Axis(2, "H"), Axis(3, "W"))}).mixed({"image": (1, 3, 32, 32)})
     assert all(one != other for one, other in zip(mixed["image"], (1, 32, 32), strict=False) if other != 3)

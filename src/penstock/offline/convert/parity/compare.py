@@ -60,14 +60,20 @@ def compare(
     is_ordinary = not is_extreme and not is_flat
     found = _compare(name, want, got, rounding, inf if is_flat else _SAMPLE, is_ordinary)
     has_many = _MOST_TIES < found.error < inf and found.error * want.size > 1.5
-    if _kind(want) != "f" and has_many and name not in rounding.quantised and found.decides and not (is_extreme or is_inner):
+    if (
+        _kind(want) != "f"
+        and has_many
+        and name not in rounding.quantised
+        and found.decides
+        and not (is_extreme or is_inner)
+    ):
         found = msgspec.structs.replace(found, reason=_many(want, got), note="")
     if found.reason and (is_extreme or is_inner) and (rounding.exact(name) is None or rounding.overflows):
         return OutputDifference(decides=False)
     return found
 
 
-def _compare(  # noqa: PLR0913
+def _compare(
     name: str, want: Array, got: Array, rounding: RoundingModel, sample: float, is_ordinary: bool
 ) -> OutputDifference:
     if _kind(want) != _kind(got):
@@ -133,7 +139,7 @@ def _many(want: Array, got: Array) -> str:
     return f"{int(np.sum(want != got))} of {want.size} values differ"
 
 
-def _floats(  # noqa: PLR0913
+def _floats(
     name: str, want: Array, got: Array, unit: float, rounding: RoundingModel, sample: float, *, is_ordinary: bool
 ) -> OutputDifference:
     compared, reason = _finite(name, want, got, rounding)
@@ -169,7 +175,11 @@ def _floats(  # noqa: PLR0913
         worst, found = _summary(error, allowed, scale), Systematic("", inf)
         if not (error <= allowed).all() and not _is_sparse_noise(error, spread):
             told = f"differs by {worst.error:.2g}, and rounding explains {worst.tolerance:.2g}"
-        elif suffices or exact is None or not (found := systematic(want - got, exact, runs, compared, stepped=stepped)).reason:
+        elif (
+            suffices
+            or exact is None
+            or not (found := systematic(want - got, exact, runs, compared, stepped=stepped)).reason
+        ):
             sparse = _NOISY * spread.max() if (error > allowed).any() else 0.0
             worst = _summary(error, np.maximum(allowed, sparse), scale)
             return msgspec.structs.replace(worst, decides=worst.decides or found.gain <= _DECIDES)

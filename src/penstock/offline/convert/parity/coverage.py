@@ -30,8 +30,7 @@ class Coverage:
         self._nodes = nodes
         self._readers = [reader for node in nodes.proto.graph.node if (reader := self._reader(node)) is not None]
         self._read: dict[tuple[str, int], Array] = {
-            (one.table, one.axis): np.zeros(nodes.constants[one.table].shape[one.axis], bool)
-            for one in self._readers
+            (one.table, one.axis): np.zeros(nodes.constants[one.table].shape[one.axis], bool) for one in self._readers
         }
 
     def note(self, inputs: Mapping[str, Any]) -> None:
@@ -68,7 +67,9 @@ class Coverage:
         if node.op_type == "Gather":
             axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
         else:
-            axes = constants.get(node.input[3], np.array([0])) if len(node.input) > 3 and node.input[3] else np.array([0])
+            axes = (
+                constants.get(node.input[3], np.array([0])) if len(node.input) > 3 and node.input[3] else np.array([0])
+            )
             if np.size(axes) != 1:
                 return None
             axis = int(np.ravel(axes)[0])

@@ -210,9 +210,7 @@ class Nodes:
             outer = set(self.reads[index])
             made = {
                 each.name: Nodes(
-                    helper.make_model(
-                        each.g, opset_imports=self.proto.opset_import, ir_version=self.proto.ir_version
-                    ),
+                    helper.make_model(each.g, opset_imports=self.proto.opset_import, ir_version=self.proto.ir_version),
                     self,
                     outer,
                 )

@@ -137,7 +137,9 @@ class Parity:
             blame = self._blamed(case, want)
             if blame.has_links and (found := blame.find(only_sure=True)) is not None:
                 reason = f"node '{found.node}' differs from '{found.source}' of the source, given its inputs, on {case.label}"
-                self._failures.append(_Failure(case, want, reason, found.source, difference=OutputDifference(found.error)))
+                self._failures.append(
+                    _Failure(case, want, reason, found.source, difference=OutputDifference(found.error))
+                )
 
     def _blamed(self, case: Case, want: Outputs) -> Blame:
         outputs = {name: array for name, array in want.items() if name not in self._random}
@@ -166,18 +168,22 @@ class Parity:
             yield from self._accepted(case)
         yield from self._resized(shapes)
         yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
-        for rows in self._coverage.lengths():
-            for tried in self._maker.lengths(shapes, rows):
-                if rows in self._coverage.lengths():
-                    yield from self._accepted(self._maker.plausible(tried))
-        for case in self._maker.many(shapes) if self._parts else ():
-            yield from self._accepted(case)
+        yield from self._long(shapes)
         if given and given != shapes:
             yield from self._accepted(self._maker.plausible(given), is_essential=True)
         for case in (*self._maker.empty(shapes), *self._maker.blank(shapes)):
             yield from self._accepted(case)
         if not self._failures:
             self._remark(shapes)
+
+    def _long(self, shapes: Shapes) -> Iterator[tuple[Case, Outputs]]:
+        """Calls that reach the ends of tables, and one over whose rows the rounding of coarse values averages out."""
+        for rows in self._coverage.lengths():
+            for tried in self._maker.lengths(shapes, rows):
+                if rows in self._coverage.lengths():
+                    yield from self._accepted(self._maker.plausible(tried))
+        for case in self._maker.many(shapes) if self._parts else ():
+            yield from self._accepted(case)
 
     def _remark(self, shapes: Shapes) -> None:
         """Note the outputs that differ for unusual values. The certificate does not depend on these."""
@@ -267,9 +273,10 @@ class Parity:
                     return
                 self._note(name, difference, case)
                 self._proving[name] += difference.decides and not as_written
-        if rounding.is_coarse and not (case.is_extreme or case.is_flat or case.is_empty):
-            if self._parts is None or _elements(case) > _elements(self._parts[0]):
-                self._parts = case, want
+        is_ordinary = not (case.is_extreme or case.is_flat or case.is_empty)
+        is_largest = self._parts is None or _elements(case) > _elements(self._parts[0])
+        if rounding.is_coarse and is_ordinary and is_largest:
+            self._parts = case, want
 
     def _run(self, case: Case, *, as_written: bool) -> Outputs:
         if case.is_empty:
