@@ -55,8 +55,8 @@ def compare(
     is_inner: bool = False,
 ) -> OutputDifference:
     """Compare ``want``, the tensor ``name`` of the source, with ``got``. With ``is_extreme``, values may exceed the range of FP32.
-    With ``is_flat``, the engine's own rounding counts however large it is: a sum of many equal values accumulates it. With ``is_inner``,
-    values may overflow too, because masks contain the largest numbers."""
+    With ``is_flat``, the engine's own rounding counts however large it is: a sum of many equal values accumulates it.
+    With ``is_inner``, values may overflow too, because masks contain the largest numbers."""
     is_ordinary = not is_extreme and not is_flat
     found = _compare(name, want, got, rounding, inf if is_flat else _SAMPLE, is_ordinary)
     has_many = _MOST_TIES < found.error < inf and found.error * want.size > 1.5
@@ -139,7 +139,7 @@ def _many(want: Array, got: Array) -> str:
     return f"{int(np.sum(want != got))} of {want.size} values differ"
 
 
-def _floats(
+def _floats(  # noqa: PLR0911, PLR0913
     name: str, want: Array, got: Array, unit: float, rounding: RoundingModel, sample: float, *, is_ordinary: bool
 ) -> OutputDifference:
     compared, reason = _finite(name, want, got, rounding)

@@ -1,4 +1,4 @@
-"""Finds errors that many values of a tensor have in common, such as a gain or a bias. They may be smaller than the error of each value.
+"""Finds errors that many values of a tensor have in common, such as a gain or a bias. Each value's own error may be larger.
 
 1. The error of a tensor is reduced to a few *means*: of all values and of each slice of each axis, also weighted by the values, which
    gives the slope of the error.
@@ -40,8 +40,8 @@ def systematic(error: Array, exact: Array, runs: Sequence[Array], compared: Arra
     """Find the systematic part of ``error``, the source minus the ONNX model.
 
     ``runs`` are noisy values of the tensor whose values without rounding are ``exact``. With ``stepped``, the
-    values are quantised. Integer kernels round ties in one direction, which is a bias wherever a slice has few different values, so that
-    only the whole tensor counts.
+    values are quantised. Integer kernels round ties in one direction, which is a bias wherever a slice has few different values,
+    so that only the whole tensor counts.
     """
     noises = [np.where(compared & np.isfinite(one - exact), one - exact, 0.0) for one in runs]
     if not noises or error.size < _LEAST_VALUES:
@@ -64,10 +64,8 @@ def systematic(error: Array, exact: Array, runs: Sequence[Array], compared: Arra
                 gain = float(allowed[0])
             if (beyond := np.abs(means) > allowed).any():
                 worst = int(np.argmax(np.where(beyond, np.abs(means) - allowed, 0.0)))
-                return Systematic(
-                    f"differs systematically: the {what} of its errors is {means[worst]:.2g}, and rounding explains {allowed[worst]:.2g}",
-                    0.0,
-                )
+                told = f"the {what} of its errors is {means[worst]:.2g}, and rounding explains {allowed[worst]:.2g}"
+                return Systematic(f"differs systematically: {told}", 0.0)
     return Systematic("", gain)
 
 

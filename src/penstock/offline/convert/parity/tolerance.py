@@ -33,8 +33,9 @@ UNITS = {
 _AMPLITUDE, _NARROW_AMPLITUDE = 16.0, 2.0
 """Standard deviation of the noise, in ``UNITS``. Frameworks differ by a few units for each operator. They accumulate FP16 and BF16 in
 FP32, so that only the result is rounded."""
-_COMMON = 0.1
-"""Standard deviation of the error that all values of a quantised tensor have in common, in steps. Integer kernels round unevenly."""
+_COMMON, _GAIN = 0.1, 0.25
+"""Standard deviations of the error that all values of a quantised tensor have in common, and of the error of its largest value if all
+have the same relative error, in steps. Integer kernels round unevenly."""
 _LEAST = 1e-20
 """Added to the magnitude of a tensor, so that equal zeros do not stay equal."""
 _RUNS = 8
@@ -123,7 +124,8 @@ class _Noise:
         if value.dtype != np.float64 or not value.size:
             return value
         if (step := self._steps.get(name)) is not None:
-            common = _COMMON * self._rng.standard_normal()
+            largest = np.abs(value[np.isfinite(value)]).max(initial=0.0) or 1.0
+            common = _COMMON * self._rng.standard_normal() + _GAIN * self._rng.standard_normal() * value / largest
             value = value + step * (common + self._rng.uniform(-0.5, 0.5, value.shape))
         kind = self._nodes.float_types.get(name, np.dtype(np.float32))
         amount = (_NARROW_AMPLITUDE if kind.itemsize == 2 else _AMPLITUDE) * UNITS[kind]
