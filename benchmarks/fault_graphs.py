@@ -9,6 +9,7 @@ import onnx
 from onnx import numpy_helper, parser
 
 from penstock.offline.optimize.names import reads
+from penstock.tensor import Array
 
 _HEADER = '<ir_version: 10, opset_import: ["" : 21]>\n'
 _WEIGHT = re.compile(r"\$(\w+)\[([\d,]+)\]")
@@ -216,7 +217,7 @@ _CONSTANTS = {
 def make(name: str, seed: int = 0) -> onnx.ModelProto:
     """The graph ``name`` with random weights."""
     rng = np.random.default_rng([seed, *name.encode()])
-    arrays = dict(_CONSTANTS, qw=rng.integers(-100, 100, (6, 4)).astype(np.int8))
+    arrays: dict[str, Array] = dict(_CONSTANTS, qw=rng.integers(-100, 100, (6, 4)).astype(np.int8))
     text = GRAPHS[name]
     for weight, sizes in _WEIGHT.findall(text):
         shape = tuple(map(int, sizes.split(",")))

@@ -376,7 +376,7 @@ def _mode(name: str, one: str, other: str) -> Callable[[Place], bool]:
 def _is_float(place: Place) -> bool:
     graph = onnx.shape_inference.infer_shapes(place.model).graph
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
-    return kinds.get(place.node.output[0]) == onnx.TensorProto.FLOAT
+    return bool(kinds.get(place.node.output[0]) == onnx.TensorProto.FLOAT)
 
 
 def _becomes(operator: str, inputs: int | None = None) -> Callable[[Place], bool]:

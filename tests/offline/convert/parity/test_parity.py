@@ -27,7 +27,7 @@ def test_holds_with_other_rounding(name: str) -> None:
         found = checked(model, model, seed=seed)
         assert found.holds, found
         assert found.cases >= 8
-        assert found.max_error <= found.tolerance < (0.5 if "quantised" in name else 0.05 if "half" in name else 1e-2)
+        assert found.max_error <= found.tolerance < (0.5 if "quantised" in name else 0.2 if "half" in name else 1e-2)
 
 
 @pytest.mark.parametrize("name", ["half_mlp", "half_encoder", "half_resnet"])

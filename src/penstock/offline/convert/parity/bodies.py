@@ -67,8 +67,8 @@ class Bodies(NamedTuple):
                 return self._scan(body, inputs)
 
     def _loop(self, body: Callable[[str, list[Any]], list[Any]], inputs: list[Any]) -> list[Any]:
-        trips, going, *carried = [*inputs, *([None] * (2 - len(inputs)))]
-        going = np.array(True) if going is None else going
+        trips, carried = inputs[0], inputs[2:]
+        going = np.array(True) if inputs[1] is None else inputs[1]
         scanned: list[list[Array]] = [[] for _ in range(len(self.graphs["body"].outputs) - 1 - len(carried))]
         for number in itertools.count():
             if not np.all(going) or (trips is not None and number >= int(np.max(trips))):

@@ -139,7 +139,7 @@ def _many(want: Array, got: Array) -> str:
     return f"{int(np.sum(want != got))} of {want.size} values differ"
 
 
-def _floats(  # noqa: PLR0911, PLR0913
+def _floats(  # noqa: PLR0911
     name: str, want: Array, got: Array, unit: float, rounding: RoundingModel, sample: float, *, is_ordinary: bool
 ) -> OutputDifference:
     compared, reason = _finite(name, want, got, rounding)
