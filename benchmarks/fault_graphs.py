@@ -182,7 +182,7 @@ GRAPHS = {
 GRAPHS |= {f"half_{name}": GRAPHS[name] for name in ("resnet", "encoder", "decomposed")}
 _MIXED = ("half_branch", "half_loop")
 """Graphs that only compute in FP16 within a body."""
-_CONSTANTS = {
+_CONSTANTS: dict[str, Array] = {
     "scales2": np.array([1, 1, 4, 4], np.float32)
     / np.array([1, 1, 2, 2], np.float32)
     * np.array([1, 1, 1, 1], np.float32),

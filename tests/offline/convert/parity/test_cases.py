@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.inputs.meanings import meanings_of
+from penstock.inputs.sizes import Shapes
 from penstock.offline.convert.base import Axis
 from penstock.offline.convert.parity.cases import Maker
 from penstock.rows.graph import read_graph
@@ -47,11 +48,11 @@ def test_axes_with_one_name_change_together() -> None:
 
 
 def test_axes_that_are_sums_follow_from_their_terms() -> None:
-    specs = TensorSpec("ids", DataType.INT64, (1, -1)), TensorSpec("past", DataType.FP32, (1, -1))
-    specs += (TensorSpec("mask", DataType.INT64, (1, -1)),)
-    axes = {"ids": (Axis(1, "T"),), "past": (Axis(1, "P"),), "mask": (Axis(1, "P + T"),)}
+    specs = [TensorSpec(name, DataType.INT64, (1, -1)) for name in ("ids", "mask")]
+    specs.append(TensorSpec("past", DataType.FP32, (1, -1)))
+    axes: dict[str, tuple[Axis, ...]] = {"ids": (Axis(1, "T"),), "past": (Axis(1, "P"),), "mask": (Axis(1, "P + T"),)}
     made = maker(*specs, axes=axes)
-    base = {"ids": (1, 4), "past": (1, 3), "mask": (1, 7)}
+    base: Shapes = {"ids": (1, 4), "past": (1, 3), "mask": (1, 7)}
     found = dict(made.sizes(base))
     assert set(found) == {"T", "P"}
     every = [*found["T"], *found["P"], made.mixed(base), *made.lengths(base, 40)]

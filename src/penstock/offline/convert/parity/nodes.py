@@ -93,7 +93,7 @@ class Nodes:
         self._kernels: dict[tuple[object, ...], _Kernel] = {}
         self.rounded: set[str] = parent.rounded if parent else set()
         """Tensors that are FP32 even in double precision, because no kernel computes them otherwise. Known after a run."""
-        self.float_types = parent.float_types if parent else _float_types(self.proto)
+        self.float_types: dict[str, np.dtype[Any]] = parent.float_types if parent else _float_types(self.proto)
         """The tensors with a float type other than FP32, also those within bodies."""
         self.quantised = frozenset(node.output[0] for node in graph.node if node.op_type == "QuantizeLinear")
         """The tensors of quantised values."""
