@@ -8,6 +8,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
+from penstock.offline.optimize.names import reads
+from penstock.tensor import Array
+
 _HEADER = '<ir_version: 10, opset_import: ["" : 21]>\n'
 _WEIGHT = re.compile(r"\$(\w+)\[([\d,]+)\]")
 
@@ -119,8 +122,67 @@ GRAPHS = {
         r = Relu(m)
         q2 = QuantizeLinear(r, qs2, qz)
         y = DequantizeLinear(q2, qs2, qz) }""",
+    "quantised_net": """g (float[N,3,8,8] x) => (int8[N,6] y) {
+        q = QuantizeLinear(x, qs, qz)
+        d = DequantizeLinear(q, qs, qz)
+        c1 = Conv<pads=[1,1,1,1]>(d, $w1[8,3,3,3], $b1[8])
+        r1 = Relu(c1)
+        q1 = QuantizeLinear(r1, qs, qz)
+        d1 = DequantizeLinear(q1, qs, qz)
+        c2 = Conv<pads=[1,1,1,1]>(d1, $w2[8,8,3,3], $b2[8])
+        q2 = QuantizeLinear(c2, qs, qz)
+        d2 = DequantizeLinear(q2, qs, qz)
+        a = Add(d2, d1)
+        q3 = QuantizeLinear(a, qs2, qz)
+        d3 = DequantizeLinear(q3, qs2, qz)
+        p = AveragePool<kernel_shape=[4,4],strides=[4,4]>(d3)
+        q4 = QuantizeLinear(p, qs, qz)
+        d4 = DequantizeLinear(q4, qs, qz)
+        f = Flatten(d4)
+        g1 = Gemm<transB=1>(f, $w4[6,32], $b4[6])
+        y = QuantizeLinear(g1, qs, qz) }""",
+    "half_mlp": """g (float[N,16] x) => (float[N,8] y) {
+        m = MatMul(x, $w1[16,32])
+        a = Add(m, $b1[32])
+        r = Relu(a)
+        m2 = MatMul(r, $w2[32,32])
+        a2 = Add(m2, $b2[32])
+        r2 = Gelu(a2)
+        m3 = MatMul(r2, $w3[32,8])
+        y = Add(m3, $b3[8]) }""",
+    "half_branch": """g (float[N,8] x) => (float[N,8] y) {
+        s = ReduceSum<keepdims=0>(x)
+        b = Greater(s, zero)
+        y = If(b) <
+            then_branch = t () => (yt) {
+                h = Cast<to=10>(x)
+                wh = Cast<to=10>($w1[8,8])
+                m = MatMul(h, wh)
+                g1 = Tanh(m)
+                m2 = MatMul(g1, wh)
+                yt = Cast<to=1>(m2) },
+            else_branch = e () => (ye) {
+                h2 = Cast<to=10>(x)
+                w2h = Cast<to=10>($w2[8,8])
+                m3 = MatMul(h2, w2h)
+                g2 = Sigmoid(m3)
+                ye = Cast<to=1>(g2) }
+        > }""",
+    "half_loop": """g (float[N,8] x) => (float[N,8] y) {
+        y = Loop(five, , x) <
+            body = l (int64 number, bool going, float[N,8] state) => (bool again, float[N,8] next) {
+                again = Identity(going)
+                h = Cast<to=10>(state)
+                wh = Cast<to=10>($w1[8,8])
+                m = MatMul(h, wh)
+                g1 = Tanh(m)
+                next = Cast<to=1>(g1) }
+        > }""",
 }
-_CONSTANTS = {
+GRAPHS |= {f"half_{name}": GRAPHS[name] for name in ("resnet", "encoder", "decomposed")}
+_MIXED = ("half_branch", "half_loop")
+"""Graphs that only compute in FP16 within a body."""
+_CONSTANTS: dict[str, Array] = {
     "scales2": np.array([1, 1, 4, 4], np.float32)
     / np.array([1, 1, 2, 2], np.float32)
     * np.array([1, 1, 1, 1], np.float32),
@@ -138,6 +200,7 @@ _CONSTANTS = {
     "one_i": np.array([1]),
     "one_s": np.array(1),
     "four": np.array([4]),
+    "five": np.array(5),
     "pads8": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
     "start": np.array([0, 1]),
     "end": np.array([6, 6]),
@@ -154,7 +217,7 @@ _CONSTANTS = {
 def make(name: str, seed: int = 0) -> onnx.ModelProto:
     """The graph ``name`` with random weights."""
     rng = np.random.default_rng([seed, *name.encode()])
-    arrays = dict(_CONSTANTS, qw=rng.integers(-100, 100, (6, 4)).astype(np.int8))
+    arrays: dict[str, Array] = dict(_CONSTANTS, qw=rng.integers(-100, 100, (6, 4)).astype(np.int8))
     text = GRAPHS[name]
     for weight, sizes in _WEIGHT.findall(text):
         shape = tuple(map(int, sizes.split(",")))
@@ -162,8 +225,11 @@ def make(name: str, seed: int = 0) -> onnx.ModelProto:
         arrays[weight] = (np.abs(array) + 0.3 if weight[0] in "sv" else array).astype(np.float32)
     for bound, value in (("lo", 0.0), ("hi", 1.0)):
         arrays[bound] = np.array(value, np.float32)
+    if name.startswith("half_") and name not in _MIXED:
+        text = text.replace("float[", "float16[")
+        arrays = {each: array.astype(np.float16) if array.dtype == "f" else array for each, array in arrays.items()}
     model: onnx.ModelProto = parser.parse_model(_HEADER + _WEIGHT.sub(r"\1", text))
-    read = {each for node in model.graph.node for each in node.input}
+    read = {each for node in model.graph.node for each in reads(node)}
     model.graph.initializer.extend(
         numpy_helper.from_array(array, each) for each, array in arrays.items() if each in read
     )

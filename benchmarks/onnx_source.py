@@ -11,7 +11,8 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.errors import InvalidInput, PenstockError
 from penstock.offline.convert.base import Axis, Exported, TensorLink
-from penstock.offline.convert.parity.nodes import How, Nodes
+from penstock.offline.convert.parity.bodies import How
+from penstock.offline.convert.parity.nodes import Nodes
 from penstock.offline.convert.parity.tolerance import UNITS
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Array, Signature

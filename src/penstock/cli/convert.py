@@ -175,7 +175,17 @@ def report(done: Conversion) -> dict[str, Any]:
 
 def parity(certificate: Certificate) -> dict[str, Any]:
     """What ``certificate`` says about the comparison, as plain data."""
-    names = ("holds", "cases", "max_error", "tolerance", "first_divergent", "not_compared", "notes")
+    names = (
+        "holds",
+        "cases",
+        "max_error",
+        "tolerance",
+        "first_divergent",
+        "not_compared",
+        "not_proved",
+        "proved",
+        "notes",
+    )
     return {name: msgspec.to_builtins(getattr(certificate, name)) for name in names}
 
 
@@ -191,6 +201,9 @@ def show(done: Conversion) -> None:
             console.print(f"{name:<9} {escape(_spec(spec, axes.get(spec.name, ())))}", soft_wrap=True)
     if done.certificate is not None:
         console.print(f"{'parity':<9} {escape(done.certificate.text)}", soft_wrap=True)
+        for one in done.certificate.proved:
+            told = f"output '{one.output}' is proved by {one.calls} of {one.of} calls"
+            console.print(f"{'proof':<9} {escape(told)}", soft_wrap=True)
         for note in done.certificate.notes:
             console.print(f"{'note':<9} {escape(note)}", soft_wrap=True)
     if done.companions:

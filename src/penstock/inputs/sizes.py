@@ -63,6 +63,16 @@ def shapes_to_try(
             yield shapes
 
 
+def terms_of(name: str) -> list[str]:
+    """The terms of a name that is a sum, such as ``past + sequence``; empty for other names."""
+    return [part.strip() for part in name.split("+")] if _SUM.fullmatch(name) else []
+
+
+def sum_of(terms: Sequence[str], known: Mapping[str, int]) -> int:
+    """The size of a dimension whose name has ``terms``, which are numbers or names in ``known``."""
+    return max(1, sum(int(term) if term.isdigit() else known.get(term, 0) for term in terms))
+
+
 def free_axes(spec: TensorSpec) -> list[int]:
     """The free axes of ``spec`` other than the first."""
     return [axis for axis, size in enumerate(spec.shape) if size == -1 and axis]
@@ -85,10 +95,8 @@ def _shapes(
         for axis, name in enumerate(_names(spec, axes)):
             if name and spec.shape[axis] == -1 and not _SUM.fullmatch(name):
                 known.setdefault(name, _size(spec, axis, meanings[spec.name], rows, sizes))
-    for name in filter(_SUM.fullmatch, named):
-        terms = [part.strip() for part in name.split("+")]
-        values = [int(term) if term.isdigit() else known.get(term, 0) for term in terms]
-        known.setdefault(name, max(1, sum(values)))
+    for name in filter(terms_of, named):
+        known.setdefault(name, sum_of(terms_of(name), known))
     return {
         spec.name: tuple(
             size if size >= 0 else known[name] if name in known else _size(spec, axis, meanings[spec.name], rows, sizes)

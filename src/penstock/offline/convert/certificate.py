@@ -29,7 +29,7 @@ class Divergence(msgspec.Struct, frozen=True):
     """The first value of the ONNX model that differs from the source."""
 
     node: str
-    """The node that computes the value."""
+    """The node that computes the value; all nodes of the part, if the source has no values between them."""
     source: str
     """Name of the value in the source; empty if the source does not name it."""
     error: float = inf
@@ -40,6 +40,18 @@ class Divergence(msgspec.Struct, frozen=True):
     """Shape, range and mean of the value in the source."""
     found: str = ""
     """The same in the ONNX model."""
+    is_first: bool = True
+    """False if an earlier node may differ, because the source gives no values before this one."""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The calls that prove one output."""
+
+    output: str
+    calls: int
+    """Number of calls in which the comparison says something: the output is not empty, and rounding explains a small part of it."""
+    of: int
+    """Number of calls in which the output was compared."""
 
 
 class Certificate(msgspec.Struct, frozen=True):
@@ -57,6 +69,8 @@ class Certificate(msgspec.Struct, frozen=True):
     """Outputs that depend on random operators."""
     not_proved: tuple[str, ...] = ()
     """Outputs whose comparison says nothing in most calls, because they are empty or rounding could change them completely."""
+    proved: tuple[Proof, ...] = ()
+    """For each output that was compared, the calls that prove it."""
     notes: tuple[str, ...] = ()
     format: str = ""
     """Format of the source; a key of ``FORMATS``."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,8 @@ OnProgress = Callable[[str, int, int], None]
 """Called with the stage, the work done, and the total work."""
 
 _MIN_OPSET, _MAX_OPSET = 7, 24
+_SHOWN_NODES = 400
+"""Characters of the nodes in a message; the certificate lists all."""
 
 
 class ConvertKeywords(TypedDict, total=False):
@@ -391,5 +394,7 @@ def _difference(certificate: Certificate | None, source: ResolvedSource) -> tupl
         f"explains {certificate.tolerance:.3g}"
     )
     place = ", ".join(filter(None, (first.source, first.where)))
-    told += f"; node '{first.node}'{place and f' ({place})'} differs first"
+    nodes = textwrap.shorten(first.node, _SHOWN_NODES, placeholder=" ...")
+    told += f"; node '{nodes}'{place and f' ({place})'} differs"
+    told += " first" if first.is_first else "; the nodes before it could not be compared"
     return told, "try another --opset or a newer exporter; --keep-failed writes the model nevertheless"

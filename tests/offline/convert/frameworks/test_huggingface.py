@@ -28,7 +28,14 @@ pytestmark = [
 ]
 QUICK = ("gpt2_step",)
 """Models that are converted in every run. BERT is converted below."""
-SIZES = {"batch": 3, "image_batch": 2, "sequence": 7, "past_sequence": 4, "total_sequence": 11, "samples": 777}
+SIZES = {
+    "batch": 3,
+    "image_batch": 2,
+    "sequence": 7,
+    "past_sequence": 4,
+    "past_sequence + sequence": 11,
+    "samples": 777,
+}
 
 
 def inputs_of(source: FrameworkModel, sizes: dict[str, int] = SIZES) -> dict[str, Array]:

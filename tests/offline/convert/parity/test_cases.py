@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.inputs.meanings import meanings_of
+from penstock.inputs.sizes import Shapes
 from penstock.offline.convert.base import Axis
 from penstock.offline.convert.parity.cases import Maker
 from penstock.rows.graph import read_graph
@@ -44,6 +45,19 @@ def test_axes_with_one_name_change_together() -> None:
     made = maker(*specs, axes={"a": (Axis(0, "rows"),), "b": (Axis(0, "rows"),)})
     ((_, shapes),) = made.sizes({"a": (1, 2), "b": (1, 5)})
     assert all(one["a"][0] == one["b"][0] for one in shapes)
+
+
+def test_axes_that_are_sums_follow_from_their_terms() -> None:
+    specs = [TensorSpec(name, DataType.INT64, (1, -1)) for name in ("ids", "mask")]
+    specs.append(TensorSpec("past", DataType.FP32, (1, -1)))
+    axes: dict[str, tuple[Axis, ...]] = {"ids": (Axis(1, "T"),), "past": (Axis(1, "P"),), "mask": (Axis(1, "P + T"),)}
+    made = maker(*specs, axes=axes)
+    base: Shapes = {"ids": (1, 4), "past": (1, 3), "mask": (1, 7)}
+    found = dict(made.sizes(base))
+    assert set(found) == {"T", "P"}
+    every = [*found["T"], *found["P"], made.mixed(base), *made.lengths(base, 40)]
+    assert all(one["mask"][1] == one["ids"][1] + one["past"][1] for one in every)
+    assert {"ids": (1, 37), "past": (1, 3), "mask": (1, 40)} in every
 
 
 def test_every_free_dimension_differs_in_mixed() -> None:

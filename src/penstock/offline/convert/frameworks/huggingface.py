@@ -40,6 +40,7 @@ METADATA = "penstock.huggingface"
 _Known = dict[str, tuple[DataType, tuple[int | str, ...]]]
 """Type and shape of inputs. A name in a shape is a free dimension."""
 _PAST, _ENCODED = "past_key_values", "encoder_hidden_states"
+_TOTAL = "past_sequence + sequence"
 _SIZES = {"batch": 2, "sequence": 5, "past_sequence": 3, "decoder_sequence": 4, "samples": 2_000}
 """Sizes of free dimensions in the traced call. They differ, so that the exporter does not take one for another."""
 _BYTES_PER_LAYER = 16
@@ -313,7 +314,7 @@ def _choices(model: Any, steps: bool) -> _Known:
     for name in ("decoder_input_ids", "decoder_attention_mask"):
         found[name] = (ids, ("batch", "decoder_sequence"))
     if steps:
-        found["attention_mask"] = (ids, ("batch", "total_sequence"))
+        found["attention_mask"] = (ids, ("batch", _TOTAL))
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None) or 224
     height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -371,7 +372,7 @@ def _sample(specs: _Known, given: Mapping[str, Array], config: Any) -> dict[str,
     """The traced call: arrays of the user, and plausible ones."""
     rng, found = np.random.default_rng(0), {}
     ids = {"token_type_ids": 2, "position_ids": 2}
-    sizes = _SIZES | {"total_sequence": _SIZES["past_sequence"] + _SIZES["sequence"], "image_batch": 3}
+    sizes = _SIZES | {_TOTAL: _SIZES["past_sequence"] + _SIZES["sequence"], "image_batch": 3}
     for name, (datatype, dims) in specs.items():
         shape = [sizes.get(dim, 2) if isinstance(dim, str) else dim for dim in dims]
         if name in given:

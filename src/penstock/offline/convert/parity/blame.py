@@ -21,9 +21,6 @@ from penstock.offline.convert.parity.nodes import NodeError, Nodes
 from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.tensor import Array
 
-_NAMED = 24
-"""Maximum number of nodes that are listed for one value of the source."""
-
 
 class Checked(NamedTuple):
     """The result of comparing every linked tensor."""
@@ -60,8 +57,9 @@ class Blame:
         self._values = self._outputs | self._values
         self._order = sorted(self._values, key=lambda name: order[name])
 
-    def find(self) -> Divergence | None:
-        """The first part that differs; None if no part differs beyond rounding."""
+    def find(self, *, only_sure: bool = False) -> Divergence | None:
+        """The first part that differs; None if no part differs beyond rounding. With ``only_sure``, differences that have no effect
+        on later parts do not count."""
         weak: Divergence | None = None
         for tensor in list(self._order):
             try:
@@ -81,14 +79,14 @@ class Blame:
                 return self._divergence(tensor, got, difference)
             else:
                 weak = weak or self._divergence(tensor, got, difference)
-        return weak
+        return None if only_sure else weak
 
     def _check(self, tensor: str, instead: Mapping[str, Array]) -> tuple[Array, OutputDifference]:
         given = {**self._inputs, **self._values, **instead}
         want = given.pop(tensor)
         with np.errstate(all="ignore"):
             got = self._nodes.run(given, [tensor])[tensor]
-        return got, compare(tensor, want, got, RoundingModel(self._nodes, given, [tensor]), is_extreme=True)
+        return got, compare(tensor, want, got, RoundingModel(self._nodes, given, [tensor]), is_inner=True)
 
     def _confirmed(self, tensor: str, got: Array) -> str:
         """Whether the difference of ``tensor`` is that of a node (``sure``), of the link, or without effect (``weak``)."""
@@ -122,8 +120,6 @@ class Blame:
         labels = [self._nodes.label(index) for index in indices]
         if last in labels:
             labels = labels[: labels.index(last) + 1]
-        if len(labels) > _NAMED:
-            labels = [*labels[: _NAMED - 2], f"{len(labels) - _NAMED + 1} more", labels[-1]]
         return ", ".join(labels)
 
     def _failure(self, tensor: str, error: NodeError) -> Divergence:
@@ -177,4 +173,5 @@ def of_output(nodes: Nodes, name: str, want: Any, got: Any, difference: OutputDi
         error=difference.error,
         expected=statistics(want) if want is not None else "",
         found=statistics(got) if got is not None else "missing",
+        is_first=False,
     )

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from penstock.inputs.meaning import Meaning, Role
-from penstock.inputs.sizes import Shapes, shapes_to_try
+from penstock.inputs.sizes import Shapes, shapes_to_try, sum_of, terms_of
 from penstock.inputs.values import plausible
 from penstock.offline.convert.base import Axis
 from penstock.tensor import Array, DataType, Signature, TensorSpec
@@ -22,6 +22,8 @@ _LARGEST = 512
 """Largest size of a free axis, unless the source needs more."""
 _MOST_ELEMENTS = 1 << 20
 """Largest size of a call that is not needed otherwise."""
+_MANY = 64
+"""Rows of a call whose mean errors are compared."""
 _MOST_IDS = 1 << 16
 """Largest table of which every id is tried."""
 _VALUES = frozenset({Role.IMAGE, Role.AUDIO, Role.SPECTRUM, Role.STATE, Role.FEATURES, Role.SCALAR, Role.TENSOR})
@@ -111,7 +113,7 @@ class Maker:
         for spec in self._signature.inputs:
             for index, dim in enumerate(spec.shape):
                 name = self._name(spec, index)
-                if dim != -1 or name in seen:
+                if dim != -1 or name in seen or terms_of(name):
                     continue
                 seen.add(name)
                 axis = self._axis(spec, index)
@@ -135,6 +137,24 @@ class Maker:
             shapes,
             {name: int(rng.choice([base + 1, base + 2, base + 3])) for name, base in self._bases(shapes).items()},
         )
+
+    def lengths(self, shapes: Shapes, rows: int) -> Iterator[Shapes]:
+        """``shapes`` in which one free dimension, or its sum with another one, is about ``rows``: the length of a table."""
+        bases = self._bases(shapes)
+        first = {self._name(spec, 0) for spec in self._signature.inputs if spec.shape}
+        for name in bases:
+            others = sorted(size for other, size in bases.items() if other not in first and other != name)
+            for size in dict.fromkeys((rows, rows - 1, rows - 2, *(rows - other for other in others))):
+                tried = self._with(shapes, {**dict.fromkeys(first, 1), name: size})
+                if name not in first and size > bases[name] and _elements(tried) <= _MOST_ELEMENTS:
+                    yield tried
+
+    def many(self, shapes: Shapes) -> Iterator[Case]:
+        """A call with many rows, over which rounding averages out."""
+        free = {self._name(spec, 0) for spec in self._signature.inputs if spec.shape and spec.shape[0] == -1}
+        rows = min(_MANY, max(1, _MOST_ELEMENTS // (4 * max(1, _elements(self._with(shapes, dict.fromkeys(free, 1)))))))
+        if (tried := self._with(shapes, dict.fromkeys(free, rows))) != shapes:
+            yield self.plausible(tried)
 
     def empty(self, shapes: Shapes) -> Iterator[Case]:
         """Calls with an axis of the size 0."""
@@ -218,23 +238,24 @@ class Maker:
 
     def _with(self, shapes: Shapes, sizes: Mapping[str, int], least: int = 1) -> Shapes:
         """``shapes`` with the ``sizes`` of named dimensions; all sizes are within the limits of their axes."""
-        found: Shapes = {}
-        for spec in self._signature.inputs:
-            dims = list(shapes[spec.name])
-            for index, dim in enumerate(spec.shape):
-                if dim == -1:
-                    axis = self._axis(spec, index)
-                    size = sizes.get(self._name(spec, index), dims[index])
-                    dims[index] = min(max(size, axis.low, least), axis.high or max(size, axis.low, least))
-            found[spec.name] = tuple(dims)
-        return found
+        found = {spec.name: list(shapes[spec.name]) for spec in self._signature.inputs}
+        known: dict[str, int] = {}
+        free = [(spec, index) for spec in self._signature.inputs for index, dim in enumerate(spec.shape) if dim == -1]
+        # Sizes that are sums follow from the others.
+        for spec, index in sorted(free, key=lambda place: bool(terms_of(self._name(*place)))):
+            axis, name = self._axis(spec, index), self._name(spec, index)
+            terms = terms_of(name)
+            size = sum_of(terms, known) if terms else sizes.get(name, found[spec.name][index])
+            size = max(size, axis.low, least)
+            known[name] = found[spec.name][index] = min(size, axis.high or size)
+        return {name: tuple(dims) for name, dims in found.items()}
 
     def _bases(self, shapes: Shapes) -> dict[str, int]:
         return {
             self._name(spec, index): shapes[spec.name][index]
             for spec in self._signature.inputs
             for index, dim in enumerate(spec.shape)
-            if dim == -1
+            if dim == -1 and not terms_of(self._name(spec, index))
         }
 
     def _high(self, axis: Axis, base: int) -> int:

@@ -7,6 +7,7 @@ from math import inf
 import msgspec
 import numpy as np
 
+from penstock.offline.convert.parity.means import Systematic, systematic
 from penstock.offline.convert.parity.tolerance import UNITS, RoundingModel
 from penstock.tensor import Array
 
@@ -44,29 +45,47 @@ class OutputDifference(msgspec.Struct, frozen=True):
 
 
 def compare(
-    name: str, want: Array, got: Array, rounding: RoundingModel, *, is_extreme: bool = False, is_flat: bool = False
+    name: str,
+    want: Array,
+    got: Array,
+    rounding: RoundingModel,
+    *,
+    is_extreme: bool = False,
+    is_flat: bool = False,
+    is_inner: bool = False,
 ) -> OutputDifference:
     """Compare ``want``, the tensor ``name`` of the source, with ``got``. With ``is_extreme``, values may exceed the range of FP32.
-    With ``is_flat``, the engine's own rounding counts however large it is: a sum of many equal values accumulates it."""
-    found = _compare(name, want, got, rounding, inf if is_flat else _SAMPLE)
+    With ``is_flat``, the engine's own rounding counts however large it is: a sum of many equal values accumulates it.
+    With ``is_inner``, values may overflow too, because masks contain the largest numbers."""
+    is_ordinary = not is_extreme and not is_flat
+    found = _compare(name, want, got, rounding, inf if is_flat else _SAMPLE, is_ordinary)
     has_many = _MOST_TIES < found.error < inf and found.error * want.size > 1.5
-    if _kind(want) != "f" and has_many and found.decides and not is_extreme:
+    if (
+        _kind(want) != "f"
+        and has_many
+        and name not in rounding.quantised
+        and found.decides
+        and not (is_extreme or is_inner)
+    ):
         found = msgspec.structs.replace(found, reason=_many(want, got), note="")
-    if found.reason and is_extreme and (rounding.exact(name) is None or rounding.overflows):
+    if found.reason and (is_extreme or is_inner) and (rounding.exact(name) is None or rounding.overflows):
         return OutputDifference(decides=False)
     return found
 
 
-def _compare(name: str, want: Array, got: Array, rounding: RoundingModel, sample: float) -> OutputDifference:
+def _compare(
+    name: str, want: Array, got: Array, rounding: RoundingModel, sample: float, is_ordinary: bool
+) -> OutputDifference:
     if _kind(want) != _kind(got):
         return OutputDifference(inf, 0.0, f"is {got.dtype}, but {want.dtype} in the source")
     if want.shape != got.shape:
         if any(np.shape(one) != np.shape(got) for one in rounding.noisy(name)):
             return OutputDifference(decides=False, note="its size depends on rounding")
         return OutputDifference(inf, 0.0, f"has shape {list(got.shape)}, but {list(want.shape)} in the source")
-    if _kind(want) != "f":
+    if _kind(want) != "f" and name not in rounding.quantised:
         return _discrete(name, want, got, rounding)
-    return _floats(name, want.astype(np.float64), got.astype(np.float64), _unit(want, got), rounding, sample)
+    given = (name, want.astype(np.float64), got.astype(np.float64), _unit(want, got))
+    return _floats(*given, rounding, sample, is_ordinary=is_ordinary)
 
 
 def statistics(array: Array) -> str:
@@ -98,7 +117,7 @@ def _discrete(name: str, want: Array, got: Array, rounding: RoundingModel) -> Ou
     if not differs.any():
         return OutputDifference(decides=bool(want.size))
     share = float(differs.mean())
-    for stepped in (False, True) if rounding.has_steps else (False,):
+    for stepped in rounding.kinds:
         runs = rounding.noisy(name, stepped=stepped)
         if any(np.shape(one) != got.shape for one in runs):
             return OutputDifference(decides=False, note="its size depends on rounding")
@@ -121,7 +140,7 @@ def _many(want: Array, got: Array) -> str:
 
 
 def _floats(  # noqa: PLR0911
-    name: str, want: Array, got: Array, unit: float, rounding: RoundingModel, sample: float
+    name: str, want: Array, got: Array, unit: float, rounding: RoundingModel, sample: float, *, is_ordinary: bool
 ) -> OutputDifference:
     compared, reason = _finite(name, want, got, rounding)
     if reason:
@@ -132,29 +151,42 @@ def _floats(  # noqa: PLR0911
     scale = float(np.abs(want).max())
     error = np.abs(want - got)
     allowed = _EQUAL * unit * (np.abs(want) + _is_distribution(want)) + _TINY
-    if (error <= allowed).all():
+    # Each value of a coarse tensor may be within its tolerance although all of them have the same error.
+    suffices = not (rounding.is_coarse and is_ordinary) or not error.any()
+    if suffices and (error <= allowed).all():
         return _summary(error, allowed, scale)
     exact = rounding.exact(name)
+    exact = None if exact is None else np.asarray(exact, np.float64)
     if exact is None or exact.shape != got.shape:
-        allowed = np.maximum(allowed, _ROUGH * _ROUGH * unit * scale)
+        suffices, allowed = True, np.maximum(allowed, _ROUGH * _ROUGH * unit * scale)
     else:
         rough = np.where(compared, np.abs(got - exact), 0.0)
         rough = np.minimum(np.where(np.isfinite(rough), rough, 0.0), sample * max(unit, _FP32) * max(scale, 1.0))
         allowed += _ROUGH * np.maximum(rough, np.sqrt(np.mean(rough**2)))
-    if (error <= allowed).all():
+    if suffices and (error <= allowed).all():
         return _summary(error, allowed, scale)
-    for stepped in (False, True) if rounding.has_steps else (False,):
-        runs = rounding.noisy(name, stepped=stepped)
+    worst = OutputDifference()
+    for stepped in rounding.kinds:
+        runs = [np.asarray(one, np.float64) for one in rounding.noisy(name, stepped=stepped)]
         if any(np.shape(one) != got.shape for one in runs):
             return OutputDifference(decides=False, note="its size depends on rounding")
         spread = _spread(runs, exact, compared) if exact is not None else np.zeros(got.shape)
         allowed = np.maximum(allowed, _NOISY * spread)
-        if (error <= allowed).all() or _is_sparse_noise(error, spread):
-            return _summary(error, np.maximum(allowed, _NOISY * spread.max()), scale)
-    worst = _summary(error, allowed, scale)
-    return msgspec.structs.replace(
-        worst, reason=f"differs by {worst.error:.2g}, and rounding explains {worst.tolerance:.2g}"
-    )
+        worst, found = _summary(error, allowed, scale), Systematic("", inf)
+        if not (error <= allowed).all() and not _is_sparse_noise(error, spread):
+            told = f"differs by {worst.error:.2g}, and rounding explains {worst.tolerance:.2g}"
+        elif (
+            suffices
+            or exact is None
+            or not (found := systematic(want - got, exact, runs, compared, stepped=stepped)).reason
+        ):
+            sparse = _NOISY * spread.max() if (error > allowed).any() else 0.0
+            worst = _summary(error, np.maximum(allowed, sparse), scale)
+            return msgspec.structs.replace(worst, decides=worst.decides or found.gain <= _DECIDES)
+        else:
+            told = found.reason
+        worst = msgspec.structs.replace(worst, reason=told)
+    return worst
 
 
 def _is_distribution(want: Array) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,18 +19,12 @@ from onnx.reference import ReferenceEvaluator
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, Unsupported
+from penstock.offline.convert.parity.bodies import CONTROL_FLOW, Bodies, How, Noise, Values
 from penstock.offline.convert.parity.widened import widen_array, widened
 from penstock.offline.optimize.graph import NON_DETERMINISTIC
 from penstock.offline.optimize.mapped import array_of
 from penstock.offline.optimize.names import reads, subgraphs
 from penstock.tensor import Array, DataType
-
-Values = dict[str, Any]
-"""Tensors by name. A sequence is a list."""
-How = Literal["inexact", "all", "tied"]
-"""Values to change: those that were rounded, also exact ones, or all so that no two stay equal."""
-Noise = Callable[[str, Array, How], Array]
-"""Changes the value of a tensor as rounding could."""
 
 _KERNEL = {"threads": 1, "graph_level": "disabled", "arena": False, "spinning": False}
 _EMBEDDED_ELEMENTS = 64
@@ -85,20 +80,31 @@ class NodeError(PenstockError):
 class Nodes:
     """The nodes of ``proto`` with their kernels, which are made when first used. One thread may use it at a time."""
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
+    def __init__(self, proto: onnx.ModelProto, parent: Nodes | None = None, outer: Collection[str] = ()) -> None:
+        """``parent`` and ``outer``, the tensors around it, are those of the body of a control-flow node."""
         self.proto = inliner.inline_local_functions(proto) if proto.functions else proto
         graph = self.proto.graph
         self.constants: Values = {tensor.name: array_of(tensor) for tensor in graph.initializer}
         self.inputs = [value.name for value in graph.input if value.name not in self.constants]
         self.outputs = [value.name for value in graph.output]
         self.makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-        known = {*self.constants, *self.inputs, *self.makers}
+        known = {*self.constants, *self.inputs, *self.makers, *outer}
         self.reads = [reads(node) & known for node in graph.node]
         self._kernels: dict[tuple[object, ...], _Kernel] = {}
-        self.rounded: set[str] = set()
+        self.rounded: set[str] = parent.rounded if parent else set()
         """Tensors that are FP32 even in double precision, because no kernel computes them otherwise. Known after a run."""
-        self.float_types = _float_types(self.proto)
-        """The tensors with a float type other than FP32."""
+        self.float_types: dict[str, np.dtype[Any]] = parent.float_types if parent else _float_types(self.proto)
+        """The tensors with a float type other than FP32, also those within bodies."""
+        self.quantised = frozenset(node.output[0] for node in graph.node if node.op_type == "QuantizeLinear")
+        """The tensors of quantised values."""
+        self._is_body = parent is not None
+        self._bodies: dict[int, Bodies] = {}
+
+    @cached_property
+    def is_narrow(self) -> bool:
+        """True if a node computes a tensor of FP16 or BF16."""
+        outside = {*self.inputs, *self.constants}
+        return any(kind.itemsize == 2 for name, kind in self.float_types.items() if name not in outside)
 
     @property
     def steps(self) -> dict[str, Array]:
@@ -140,7 +146,8 @@ class Nodes:
             value = widen_array(original) if precise and isinstance(original, np.ndarray) else original
             # Inputs are the same in the source; inner tensors contain the rounding of the source.
             is_inner = name not in self.inputs
-            values[name] = noise(name, value, "all" if is_inner else "inexact") if noise and _is_array(value) else value
+            changes = noise is not None and not self._is_body and _is_array(value)
+            values[name] = noise(name, value, "all" if is_inner else "inexact") if noise and changes else value
         for index in order:
             node = self.proto.graph.node[index]
             if missing := [name for name in self.reads[index] if name not in values and name not in self.constants]:
@@ -155,7 +162,11 @@ class Nodes:
                     name: noise(name, one, how) if _is_array(one) and one.size > 1 else one
                     for name, one in inputs.items()
                 }
-            made = dict(zip(filter(None, node.output), self._call(index, inputs, precise), strict=True))
+            if precise and (bodies := self._narrow_bodies(index)):
+                results = bodies.run(inputs, noise=noise, seen=seen)
+            else:
+                results = self._call(index, inputs, precise)
+            made = dict(zip(filter(None, node.output), results, strict=False))
             if noise:
                 made = {
                     name: noise(name, one, "inexact") if isinstance(one, np.ndarray) else one
@@ -187,6 +198,27 @@ class Nodes:
             if index in indices or not found.isdisjoint(self.reads[index]):
                 found.update(filter(None, node.output))
         return found
+
+    def _narrow_bodies(self, index: int) -> Bodies | None:
+        """The bodies of a control-flow node that round to FP16 or BF16, which only a run of their nodes shows."""
+        node = self.proto.graph.node[index]
+        if node.op_type not in CONTROL_FLOW:
+            return None
+        if index not in self._bodies:
+            names = (name for graph in subgraphs(node) for each in graph.node for name in each.output)
+            is_narrow = any(name in self.float_types and self.float_types[name].itemsize == 2 for name in names)
+            outer = set(self.reads[index])
+            made = {
+                each.name: Nodes(
+                    helper.make_model(each.g, opset_imports=self.proto.opset_import, ir_version=self.proto.ir_version),
+                    self,
+                    outer,
+                )
+                for each in node.attribute
+                if is_narrow and each.HasField("g")
+            }
+            self._bodies[index] = Bodies(node, made)
+        return self._bodies[index] if self._bodies[index].graphs else None
 
     def _constant(self, name: str, precise: bool) -> Array:
         array: Array = self.constants[name]
@@ -360,7 +392,13 @@ def _is_random(node: onnx.NodeProto, constants: Values) -> bool:
 def _float_types(proto: onnx.ModelProto) -> dict[str, np.dtype[Any]]:
     with contextlib.suppress(Exception):  # types that inference cannot find count as FP32
         proto = onnx.shape_inference.infer_shapes(proto)
-    graph = proto.graph
+    return dict(_types_within(proto.graph))
+
+
+def _types_within(graph: onnx.GraphProto) -> Iterator[tuple[str, np.dtype[Any]]]:
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    return {name: DataType.from_onnx(kind).dtype for name, kind in kinds.items() if kind in _OTHER_FLOATS}
+    yield from ((name, DataType.from_onnx(kind).dtype) for name, kind in kinds.items() if kind in _OTHER_FLOATS)
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from _types_within(inner)

@@ -22,10 +22,11 @@ from penstock.inputs.meanings import meanings_of
 from penstock.inputs.sizes import Shapes
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, Probing
-from penstock.offline.convert.certificate import Certificate, Divergence
+from penstock.offline.convert.certificate import Certificate, Divergence, Proof
 from penstock.offline.convert.parity.blame import Blame, of_failure, of_output
 from penstock.offline.convert.parity.cases import Case, Maker
 from penstock.offline.convert.parity.compare import OutputDifference, compare
+from penstock.offline.convert.parity.coverage import Coverage, shown
 from penstock.offline.convert.parity.nodes import Nodes
 from penstock.offline.convert.parity.patience import Patience
 from penstock.offline.convert.parity.tolerance import RoundingModel
@@ -98,7 +99,12 @@ class Parity:
         self._decided: Counter[str] = Counter()
         self._undecided: Counter[str] = Counter()
         """Numbers of calls with plausible values in which the comparison of an output said something, and did not."""
+        self._proving: Counter[str] = Counter()
+        """Numbers of all calls in which the comparison of an output said something."""
+        self._coverage = Coverage(self._nodes)
         self._failures: list[_Failure] = []
+        self._parts: tuple[Case, Outputs] | None = None
+        """The largest ordinary call of a model with coarse values, on which the parts of the graph are also compared."""
         self._notes: dict[str, None] = {}
         self._rejection, self._rejected = "", 0
 
@@ -119,7 +125,25 @@ class Parity:
                 f"the source accepts none of the inputs that were tried: {self._rejection}",
                 "give one call with --sample FILE.npz, or describe the inputs with --inputs",
             )
+        if self._parts and not self._failures:
+            self._compare_parts(*self._parts)
         return self._certificate()
+
+    def _compare_parts(self, case: Case, want: Outputs) -> None:
+        """Compare every linked tensor, given the source's tensors before it. Coarse values hide errors of a part in the outputs."""
+        if not self._patience.allows(case):
+            return
+        with self._patience.spending(case):
+            blame = self._blamed(case, want)
+            if blame.has_links and (found := blame.find(only_sure=True)) is not None:
+                reason = f"node '{found.node}' differs from '{found.source}' of the source, given its inputs, on {case.label}"
+                self._failures.append(
+                    _Failure(case, want, reason, found.source, difference=OutputDifference(found.error))
+                )
+
+    def _blamed(self, case: Case, want: Outputs) -> Blame:
+        outputs = {name: array for name, array in want.items() if name not in self._random}
+        return Blame(self._nodes, self._source, self._exported.links, _copied(case.inputs), outputs)
 
     def _calls(self, options: ConvertOptions) -> Iterator[tuple[Case, Outputs]]:
         """The calls that the source accepts, with its outputs: small ones first, because they cost less and show as much."""
@@ -144,12 +168,22 @@ class Parity:
             yield from self._accepted(case)
         yield from self._resized(shapes)
         yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
+        yield from self._long(shapes)
         if given and given != shapes:
             yield from self._accepted(self._maker.plausible(given), is_essential=True)
         for case in (*self._maker.empty(shapes), *self._maker.blank(shapes)):
             yield from self._accepted(case)
         if not self._failures:
             self._remark(shapes)
+
+    def _long(self, shapes: Shapes) -> Iterator[tuple[Case, Outputs]]:
+        """Calls that reach the ends of tables, and one over whose rows the rounding of coarse values averages out."""
+        for rows in self._coverage.lengths():
+            for tried in self._maker.lengths(shapes, rows):
+                if rows in self._coverage.lengths():
+                    yield from self._accepted(self._maker.plausible(tried))
+        for case in self._maker.many(shapes) if self._parts else ():
+            yield from self._accepted(case)
 
     def _remark(self, shapes: Shapes) -> None:
         """Note the outputs that differ for unusual values. The certificate does not depend on these."""
@@ -213,6 +247,8 @@ class Parity:
         """Compare the outputs of the graph as written, and those of the graph after ONNX Runtime's optimisations."""
         self._count += 1
         names = [name for name in want if name not in self._random]
+        if not case.is_empty:
+            self._coverage.note(case.inputs)
         rounding = (
             _Unknown(self._nodes, {}, [])
             if case.is_empty
@@ -236,6 +272,11 @@ class Parity:
                     self._failures.append(_Failure(case, want, reason, name, got.get(name), difference, not as_written))
                     return
                 self._note(name, difference, case)
+                self._proving[name] += difference.decides and not as_written
+        is_ordinary = not (case.is_extreme or case.is_flat or case.is_empty)
+        is_largest = self._parts is None or _elements(case) > _elements(self._parts[0])
+        if rounding.is_coarse and is_ordinary and is_largest:
+            self._parts = case, want
 
     def _run(self, case: Case, *, as_written: bool) -> Outputs:
         if case.is_empty:
@@ -262,6 +303,8 @@ class Parity:
                 f"output '{name}' is not proved: in {self._undecided[name]} of {self._decided[name] + self._undecided[name]} calls "
                 "with plausible values it was empty, or rounding could change it completely"
             ] = None
+        for table, rows in self._coverage.unread():
+            self._notes[f"no call reads the rows {shown(rows)} of the table '{table}'"] = None
         if self._rejected:
             self._notes[f"the source rejected {self._rejected} other calls, as in: {self._rejection}"] = None
         if left_out := self._patience.left_out:
@@ -279,6 +322,7 @@ class Parity:
             first_divergent=divergence,
             not_compared=tuple(sorted(random)),
             not_proved=tuple(undecided),
+            proved=tuple(Proof(name, self._proving[name], self._count) for name in names),
             notes=tuple(self._notes),
             exporter=self._exported.exporter,
         )
@@ -294,8 +338,7 @@ class Parity:
                 "ONNX Runtime's graph optimisations", first.name, first.difference.error
             )
         for failure in self._failures:
-            outputs = {name: array for name, array in failure.want.items() if name not in self._random}
-            blame = Blame(self._nodes, self._source, self._exported.links, _copied(failure.case.inputs), outputs)
+            blame = self._blamed(failure.case, failure.want)
             if not blame.has_links:
                 self._notes["the source gives no intermediate values, so that the first divergent node is unknown"] = (
                     None
@@ -323,6 +366,10 @@ class _Unknown(RoundingModel):
 def _copied(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Copies, because some models change their inputs."""
     return {name: array.copy() for name, array in inputs.items()}
+
+
+def _elements(case: Case) -> int:
+    return sum(array.size for array in case.inputs.values())
 
 
 def _is_other(want: Array, got: Array | None) -> bool:

@@ -19,7 +19,8 @@ import ml_dtypes
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.offline.convert.parity.nodes import How, Nodes, Values
+from penstock.offline.convert.parity.bodies import How, Values
+from penstock.offline.convert.parity.nodes import Nodes
 from penstock.tensor import Array, DataType
 
 UNITS = {
@@ -29,8 +30,12 @@ UNITS = {
     np.dtype(np.float64): 2.0**-53,
 }
 """Largest relative rounding error of each type."""
-_AMPLITUDE = 16.0
-"""Standard deviation of the noise, in ``UNITS``. Frameworks differ by a few units for each operator."""
+_AMPLITUDE, _NARROW_AMPLITUDE = 16.0, 2.0
+"""Standard deviation of the noise, in ``UNITS``. Frameworks differ by a few units for each operator. They accumulate FP16 and BF16 in
+FP32, so that only the result is rounded."""
+_COMMON, _GAIN = 0.1, 0.25
+"""Standard deviations of the error that all values of a quantised tensor have in common, and of the error of its largest value if all
+have the same relative error, in steps. Integer kernels round unevenly."""
 _LEAST = 1e-20
 """Added to the magnitude of a tensor, so that equal zeros do not stay equal."""
 _RUNS = 8
@@ -72,9 +77,24 @@ class RoundingModel:
         return [run[name] for run in self._noisy[stepped]]
 
     @property
+    def is_coarse(self) -> bool:
+        """True if values are rounded to FP16, BF16 or steps, so that a tolerance for each value hides errors of several percent."""
+        return self._nodes.is_narrow or self.has_steps
+
+    @property
     def has_steps(self) -> bool:
         """True if the graph quantises values."""
-        return any(node.op_type == "QuantizeLinear" for node in self._nodes.proto.graph.node)
+        return bool(self.quantised)
+
+    @property
+    def quantised(self) -> frozenset[str]:
+        """The tensors of quantised values. They are numbers, of which rounding may change many by a step."""
+        return self._nodes.quantised
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Values of ``stepped`` for which to ask for noisy runs."""
+        return (False, True) if self.has_steps else (False,)
 
     def _note(self, made: Values) -> None:
         for name, value in made.items():
@@ -86,6 +106,10 @@ class RoundingModel:
 
 def _limit(kind: np.dtype[Any]) -> float:
     return float((np.finfo if kind.kind == "f" else ml_dtypes.finfo)(kind).max)
+
+
+def _least(kind: np.dtype[Any]) -> float:
+    return float((np.finfo if kind.kind == "f" else ml_dtypes.finfo)(kind).smallest_normal)
 
 
 class _Noise:
@@ -100,10 +124,14 @@ class _Noise:
         if value.dtype != np.float64 or not value.size:
             return value
         if (step := self._steps.get(name)) is not None:
-            value = value + step * self._rng.uniform(-0.5, 0.5, value.shape)
+            largest = np.abs(value[np.isfinite(value)]).max(initial=0.0) or 1.0
+            common = _COMMON * self._rng.standard_normal() + _GAIN * self._rng.standard_normal() * value / largest
+            value = value + step * (common + self._rng.uniform(-0.5, 0.5, value.shape))
         kind = self._nodes.float_types.get(name, np.dtype(np.float32))
-        amount = _AMPLITUDE * UNITS[kind]
-        change = np.asarray(amount * self._rng.standard_normal(value.shape) * value)
+        amount = (_NARROW_AMPLITUDE if kind.itemsize == 2 else _AMPLITUDE) * UNITS[kind]
+        # Below the smallest normal number, the rounding error no longer shrinks with the value.
+        size = np.maximum(np.abs(value), _least(kind))
+        change = np.asarray(amount * self._rng.standard_normal(value.shape) * size)
         if name in self._nodes.rounded or how == "tied":
             change += (
                 amount
