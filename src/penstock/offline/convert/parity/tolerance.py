@@ -102,6 +102,8 @@ class _Noise:
         if (step := self._steps.get(name)) is not None:
             value = value + step * self._rng.uniform(-0.5, 0.5, value.shape)
         kind = self._nodes.float_types.get(name, np.dtype(np.float32))
+        if (error := self._nodes.sum_errors.get(name)) is not None:
+            return np.asarray(value + UNITS[kind] * self._rng.standard_normal(value.shape) * error)
         amount = _AMPLITUDE * UNITS[kind]
         change = np.asarray(amount * self._rng.standard_normal(value.shape) * value)
         if name in self._nodes.rounded or how == "tied":
