@@ -202,8 +202,10 @@ def write_linear_classifier(classifier: Any, writer: GraphWriter, x: str, dataty
     weights, bias = (one.astype(inner.dtype) for one in (classifier.coef_.T, classifier.intercept_))
     scores = writer("Add", writer("MatMul", writer("Cast", x, to=inner.onnx), weights), bias)
     if classifier.loss == "log_loss":
-        # ONNX Runtime's kernel for float32 never gives 0.
-        found = writer("Sigmoid", writer("Cast", scores, to=DataType.FP64.onnx))
+        # The kernel of Sigmoid cuts the smallest probabilities off, which matter if those of all classes are small.
+        wide = writer("Cast", scores, to=DataType.FP64.onnx)
+        below = writer("Exp", writer("Min", wide, np.zeros(())))
+        found = writer("Div", below, writer("Add", writer("Exp", writer("Neg", writer("Abs", wide))), np.ones(())))
         found = writer("Cast", found, to=inner.onnx)
     else:
         found = writer("Div", writer("Add", writer("Clip", scores, -one, one), one), np.array(2, inner.dtype))
@@ -211,10 +213,9 @@ def write_linear_classifier(classifier: Any, writer: GraphWriter, x: str, dataty
         best = writer("Squeeze", writer("Cast", writer("Greater", scores, zero), to=DataType.INT64.onnx), np.array([1]))
         return writer("Gather", classifier.classes_, best), writer("Concat", writer("Sub", one, found), found, axis=1)
     total = writer("ReduceSum", found, np.array([1]), keepdims=1)
-    if classifier.loss == "modified_huber":  # without a class, all are equally probable
-        none = writer("Equal", total, zero)
-        found = writer("Where", none, one, found)
-        total = writer("Where", none, np.array(len(classifier.classes_), inner.dtype), total)
+    none = writer("Equal", total, zero)  # all classes are equally probable then
+    found = writer("Where", none, one, found)
+    total = writer("Where", none, np.array(len(classifier.classes_), inner.dtype), total)
     best = writer("ArgMax", scores, axis=1, keepdims=0)
     return writer("Gather", classifier.classes_, best), writer("Div", found, total)
 
