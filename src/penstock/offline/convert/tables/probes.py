@@ -167,9 +167,7 @@ class _Prober:
             value = high if np.isfinite(high) else max(low, low + free)
         window = self._forest.missing
         if window is not None and feature in self._forest.missing_in and window[0] <= value <= window[1]:
-            outside = [
-                self._next(self._dtype(edge), towards) for edge, towards in zip(window, (-np.inf, np.inf), strict=True)
-            ]
+            outside = [self._next(edge, towards) for edge, towards in zip(window, (-np.inf, np.inf), strict=True)]
             return next((one for one in outside if low <= one <= high), None)
         return float(np.rint(value)) if self._whole else value
 
