@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, TensorLink
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Probes, TensorLink
 from penstock.offline.convert.worker import serve
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -40,7 +40,7 @@ class CodeModel:
         return {name: found[name] for name in names if name in found}
 
     def probes(self, seed):
-        return self._run("probes", seed=seed) or ()
+        return Probes(tuple(self._run("probes", seed=seed) or ()), ("one of two",))
 
     def export(self, target: Path, opset: int) -> Exported:
         target.write_bytes(b"ONNX %d" % opset)

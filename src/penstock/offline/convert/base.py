@@ -72,6 +72,16 @@ class TensorLink(msgspec.Struct, frozen=True):
     """Name of the value in the source, which ``FrameworkModel.values`` takes."""
     where: str = ""
     """The line of the user's source code, or the layer, that makes the value; empty if unknown."""
+    is_compared: bool = False
+    """Compare the value in the calls of ``Probing``, because the outputs hide differences, as a sigmoid does far from 0."""
+
+
+class Probes(msgspec.Struct, frozen=True):
+    """Calls that are hard to convert."""
+
+    calls: tuple[dict[str, Array], ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the calls leave out, for the certificate."""
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -139,7 +149,7 @@ class FrameworkModel(Protocol):
 class Probing(Protocol):
     """A ``FrameworkModel`` that knows inputs that are hard to convert, such as the thresholds of its trees, or its categories."""
 
-    def probes(self, seed: int) -> Sequence[Mapping[str, Array]]:
+    def probes(self, seed: int) -> Probes:
         """Calls to compare in addition to those that follow from ``signature``."""
         ...
 

@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("skl2onnx", reason="the extra penstock[sklearn] is not installed")
 
+from skl2onnx._parse import sklearn_parsers_map
+from skl2onnx._supported_operators import sklearn_operator_name_map
+from skl2onnx.common._registration import _converter_pool
 from sklearn.cluster import KMeans
 from sklearn.ensemble import BaggingRegressor, GradientBoostingClassifier, RandomForestClassifier, VotingClassifier
 from sklearn.impute import SimpleImputer
@@ -18,10 +22,10 @@ from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, Stan
 from sklearn.tree import DecisionTreeRegressor
 
 from benchmarks.zoo.sklearn import MODELS, rows
-from conversions import assert_same, assert_zoo
+from conversions import assert_same, assert_zoo, run
 from penstock.errors import InvalidArgument, InvalidModel, PermissionDenied, Unsupported
 from penstock.offline.convert.base import ConvertOptions, InputSpec
-from penstock.offline.convert.convert import ParityFailed, convert
+from penstock.offline.convert.convert import convert
 from penstock.offline.convert.frameworks.sklearn import CONVERTER
 from penstock.tensor import DataType
 
@@ -124,9 +128,22 @@ def test_an_estimator_that_takes_only_doubles() -> None:
     assert source.forward({name: X})["label"].shape == (len(X),)
 
 
-def test_labels_that_are_lost_in_probabilities_are_noticed() -> None:
+@pytest.mark.parametrize("loss", ["log_loss", "modified_huber"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_labels_do_not_depend_on_saturated_probabilities(loss: str, classes: int) -> None:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 4)) * 500
-    model = SGDClassifier(loss="log_loss", random_state=0).fit(x, rng.integers(0, 3, 60))
-    with pytest.raises(ParityFailed):
-        convert(model)
+    x = (rng.normal(size=(60, 4)) * 500).astype(np.float32)
+    model = SGDClassifier(loss=loss, random_state=0).fit(x, np.array(list("abc"))[rng.integers(0, classes, 60)])
+    found = convert(model)
+    assert found.certificate is not None
+    outputs = run(onnx.load_model_from_string(found.artifact.data), {"features": x})
+    assert [one.decode() for one in outputs["label"]] == model.predict(x).tolist()
+    np.testing.assert_allclose(outputs["probabilities"], model.predict_proba(x), rtol=1e-5, atol=1e-30)
+
+
+def test_a_conversion_leaves_no_registration_with_skl2onnx() -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    before = dict(sklearn_operator_name_map), dict(sklearn_parsers_map), dict(_converter_pool)
+    model = make_pipeline(StandardScaler(), lightgbm.LGBMRegressor(n_estimators=2, verbose=-1)).fit(X, X[:, 0])
+    assert convert(model).certificate is not None
+    assert before == (sklearn_operator_name_map, sklearn_parsers_map, _converter_pool)

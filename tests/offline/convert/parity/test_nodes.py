@@ -59,7 +59,7 @@ def test_operators_without_a_kernel_for_double_are_precise_or_marked() -> None:
     np.testing.assert_allclose(found[0, 0], wanted, rtol=1e-6 if "y" in nodes.rounded else 1e-14)
 
 
-def test_trees_give_fp32_and_are_marked() -> None:
+def test_trees_are_added_in_double_precision() -> None:
     tree = helper.make_node(
         "TreeEnsembleRegressor",
         ["x"],
@@ -86,7 +86,8 @@ def test_trees_give_fp32_and_are_marked() -> None:
     nodes = Nodes(model)
     found = nodes.run({"x": np.ones((1, 1), np.float32)}, ["y"], precise=True)["y"]
     assert found.dtype == np.float64
-    assert "y" in nodes.rounded
+    assert found[0, 0] == np.float32(0.1)
+    assert nodes.sum_errors["y"][0, 0] == pytest.approx(0.15)
 
 
 def test_random_nodes_and_what_depends_on_them() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -13,7 +13,7 @@ from benchmarks.faults import inject
 from benchmarks.onnx_source import OnnxSource
 from penstock.clock import ManualClock
 from penstock.errors import InvalidArgument
-from penstock.offline.convert.base import ConvertOptions, Exported
+from penstock.offline.convert.base import ConvertOptions, Exported, Probes
 from penstock.offline.convert.parity.parity import certify
 from penstock.offline.convert.parity.patience import Patience
 from penstock.tensor import Array
@@ -127,8 +127,8 @@ def test_the_sample_is_a_case() -> None:
 class ProbingSource(OnnxSource):
     """A source that knows the threshold at which it is hard to convert."""
 
-    def probes(self, seed: int) -> Sequence[Mapping[str, Array]]:
-        return ({"x": np.array([[0.3], [0.7]], np.float32)},)
+    def probes(self, seed: int) -> Probes:
+        return Probes(({"x": np.array([[0.3], [0.7]], np.float32)},), ("two values of many",))
 
 
 def test_the_probes_of_the_source_are_compared() -> None:
@@ -139,7 +139,8 @@ def test_the_probes_of_the_source_are_compared() -> None:
     )
     right, wrong = onnx.parser.parse_model(text % "Less"), onnx.parser.parse_model(text % "LessOrEqual")
     source = ProbingSource(artifact(right), right)
-    assert certify(artifact(right), source, source.exported, ConvertOptions()).holds
+    held = certify(artifact(right), source, source.exported, ConvertOptions())
+    assert (held.holds, held.notes) == (True, ("two values of many",))
     found = certify(artifact(wrong), source, source.exported, ConvertOptions())
     assert not found.holds
     assert found.first_divergent is not None

@@ -95,12 +95,6 @@ def test_leaves_alone_and_bases_are_added() -> None:
     np.testing.assert_array_equal(sums(forest, np.zeros((2, 1), np.float32)), [[14, 30], [14, 30]])
 
 
-def test_probes_contain_the_threshold_and_its_neighbours() -> None:
-    probes = set(Forest([stump(0.1)], "<", np.zeros(1), 1).probes(np.random.default_rng(0)).ravel().tolist())
-    near = np.float32(0.1)
-    assert {float(near), float(np.nextafter(near, np.float32(1))), float(np.nextafter(near, np.float32(-1)))} <= probes
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_wide_sums_have_the_precision_of_float64(dtype: type) -> None:
     third = np.array([[0.0], [1 / 3], [0.0]])

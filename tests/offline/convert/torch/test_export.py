@@ -66,7 +66,7 @@ def test_a_decision_on_a_size_holds_for_sizes_far_from_the_example(tmp_path):
     source = opened(Truncated(), x("N", "L"))
     exported = source.export(tmp_path / "model.onnx", 21)
     assert exported.exporter.startswith("torch.onnx scripted")
-    (probe,) = source.probes(0)
+    (probe,) = source.probes(0).calls
     assert probe["x"].shape == (2, 1001)
     for size in (5, 1000, 1001, 1200):
         feeds = {"x": np.ones((2, size), np.float32)}

@@ -7,7 +7,7 @@ from penstock.errors import (
     InvalidArgument,
     PenstockError,
 )
-from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, TensorLink
+from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, Probes, TensorLink
 from penstock.tensor import DataType
 
 X = {"x": np.array([[1, 2]], np.float32)}
@@ -47,18 +47,18 @@ if call == "forward":
 
 
 def test_probes_arrive(opened):
-    assert list(opened().probes(0)) == []
+    assert opened().probes(0) == Probes((), ("one of two",))
     code = (
         "if call == 'probes': result = [{'x': np.full((2, 2), seed, np.float32)}, {'x': np.zeros((1, 2), np.float32)}]"
     )
-    first, second = opened(code).probes(7)
+    first, second = opened(code).probes(7).calls
     assert first["x"].tolist() == [[7, 7], [7, 7]]
     assert second["x"].shape == (1, 2)
 
 
 def test_the_number_of_probes_is_limited(opened):
     code = "if call == 'probes': result = [{'x': np.zeros((1, 2), np.float32)}] * 1000"
-    assert len(opened(code).probes(0)) <= 100
+    assert len(opened(code).probes(0).calls) <= 100
 
 
 def test_arrays_can_be_written(opened):

@@ -20,9 +20,10 @@ import skl2onnx
 import sklearn
 import skops.io
 from onnx import helper
+from skl2onnx._parse import sklearn_parsers_map
 from skl2onnx._supported_operators import sklearn_operator_name_map
 from skl2onnx.common import data_types
-from skl2onnx.common._registration import get_converter
+from skl2onnx.common._registration import _converter_pool, _shape_calculator_pool, get_converter
 from sklearn.base import is_classifier, is_clusterer, is_outlier_detector, is_regressor
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import Pipeline
@@ -33,15 +34,18 @@ from penstock.offline.convert.base import (
     Axis,
     ConvertOptions,
     Exported,
+    Probes,
     TensorLink,
     UnsupportedOperator,
     UnsupportedOperators,
 )
 from penstock.offline.convert.tables.booster import Booster, as_tensor
 from penstock.offline.convert.tables.estimators import (
+    is_linear_classifier,
     is_scaler,
     is_tree,
     read_trees,
+    write_linear_classifier,
     write_scaler,
     write_text,
     write_tfidf,
@@ -102,7 +106,7 @@ class SklearnModel:
         self.axes: Mapping[str, tuple[Axis, ...]] = {spec.name: (Axis(0, "N", low=1),) for spec in inputs}
         self.signature = Signature(inputs, ())
         outputs = []
-        for name, value in self._results(options.sample or self.probes(0)[0]).items():
+        for name, value in self._results(options.sample or self._plausible(np.random.default_rng(0))).items():
             narrow = value.dtype == np.float64 and all(spec.datatype is not DataType.FP64 for spec in inputs)
             datatype = DataType.FP32 if narrow else DataType.from_numpy(value.dtype)
             outputs.append(TensorSpec(name, datatype, (-1, *value.shape[1:])))
@@ -126,34 +130,28 @@ class SklearnModel:
             for name, value in found.items()
         }
 
-    def probes(self, seed: int) -> tuple[dict[str, Array], ...]:
+    def probes(self, seed: int) -> Probes:
         rng = np.random.default_rng(seed)
-        inputs = zip(self.signature.inputs, self._table.columns, strict=True)
-        found = {spec.name: column.probe(rng, 32).astype(spec.datatype.dtype) for spec, column in inputs}
-        first = first_step(self._model)
+        plausible, first = self._plausible(rng), first_step(self._model)
         booster = _booster(first)
         if booster is None:
-            return (found,)
+            return Probes((plausible,))
         (spec,) = self.signature.inputs
-        limit = np.finfo(np.float32).max
-        rows = np.clip(booster.forest.probes(rng), -limit, limit)  # a threshold of infinity tells NaN from numbers
-        if not getattr(first.__sklearn_tags__().input_tags, "allow_nan", False) or spec.datatype is DataType.INT64:
-            rows = np.nan_to_num(rows)
-        return found, {spec.name: rows.astype(spec.datatype.dtype)}
+        found = booster.probes(spec, rng, missing=getattr(first.__sklearn_tags__().input_tags, "allow_nan", False))
+        return Probes((plausible, *found.calls), found.notes)
 
     def export(self, target: Path, opset: int) -> Exported:
         _check_supported(self._model)
-        conversions = _conversions(self._model)
         types = [(spec.name, _TYPES[spec.datatype]([None, spec.shape[1]])) for spec in self.signature.inputs]
         try:
-            with _quiet():
+            with _quiet(), _registrations():
                 converted, topology = skl2onnx.convert_sklearn(
                     self._model,
                     "model",
                     types,
                     target_opset={"": opset, "ai.onnx.ml": 3},
+                    custom_conversion_functions=_conversions(self._model),
                     options=_options(self._model),
-                    custom_conversion_functions=conversions,
                     intermediate=True,
                 )
         except PenstockError:
@@ -171,6 +169,10 @@ class SklearnModel:
 
     def close(self) -> None:
         pass
+
+    def _plausible(self, rng: np.random.Generator) -> dict[str, Array]:
+        inputs = zip(self.signature.inputs, self._table.columns, strict=True)
+        return {spec.name: column.probe(rng, 32).astype(spec.datatype.dtype) for spec, column in inputs}
 
     def _links(self, graph: onnx.GraphProto, topology: Any) -> Iterator[TensorLink]:
         made = {name for node in graph.node for name in node.output}
@@ -289,6 +291,15 @@ def _convert_scaler(scope: Any, operator: Any, container: Any) -> None:
     )
 
 
+def _convert_linear(scope: Any, operator: Any, container: Any) -> None:
+    writer = GraphWriter(scope.get_unique_operator_name("Linear"))
+    (given,) = operator.inputs
+    label, probabilities = write_linear_classifier(operator.raw_operator, writer, given.full_name, _datatype(given))
+    if not isinstance(operator.outputs[1].type, data_types.DoubleTensorType):
+        probabilities = writer("Cast", probabilities, to=DataType.FP32.onnx)
+    _embed(writer, [label, probabilities], operator, container)
+
+
 def _datatype(variable: Any) -> DataType:
     return next((kind for kind, one in _TYPES.items() if isinstance(variable.type, one)), DataType.FP32)
 
@@ -349,6 +360,8 @@ def _conversions(model: Any) -> dict[type, Any]:
             found[kind] = _convert_trees
         elif is_scaler(one):
             found[kind] = _convert_scaler
+        elif is_linear_classifier(one):
+            found[kind] = _convert_linear
         elif kind.__name__ in ("TfidfTransformer", "SimpleImputer"):
             found[kind] = _convert_tfidf if kind.__name__ == "TfidfTransformer" else _convert_imputer
         elif kind.__module__.partition(".")[0] in _BOOSTERS:
@@ -429,6 +442,19 @@ def _loaded(path: Path, options: ConvertOptions) -> Any:
 
 def _dense(value: Any) -> Array:
     return np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+
+
+@contextlib.contextmanager
+def _registrations() -> Iterator[None]:
+    """Undoes the registrations with skl2onnx at the end, because they hold for the whole process."""
+    tables = (sklearn_operator_name_map, sklearn_parsers_map, _converter_pool, _shape_calculator_pool)
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, entries in zip(tables, before, strict=True):
+            table.clear()
+            table.update(entries)
 
 
 @contextlib.contextmanager

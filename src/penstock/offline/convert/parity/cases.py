@@ -41,6 +41,8 @@ class Case(msgspec.Struct, frozen=True):
     """Values are far from plausible ones, so that FP32 may overflow."""
     is_flat: bool = False
     """Many values are equal, so that variances are 0 and kernels show nothing but their rounding."""
+    is_probe: bool = False
+    """The source knows that these values are hard to convert."""
     is_empty: bool = False
     """An axis has the size 0. Some kernels of ONNX Runtime end their process."""
 

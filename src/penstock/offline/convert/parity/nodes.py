@@ -20,6 +20,7 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, Unsupported
 from penstock.offline.convert.parity.bodies import CONTROL_FLOW, Bodies, How, Noise, Values
+from penstock.offline.convert.parity.ensembles import Ensemble, ensemble_of
 from penstock.offline.convert.parity.widened import widen_array, widened
 from penstock.offline.optimize.graph import NON_DETERMINISTIC
 from penstock.offline.optimize.mapped import array_of
@@ -46,10 +47,13 @@ _SUMMING = frozenset(
         "InstanceNormalization",
         "LSTM",
         "LayerNormalization",
+        "LinearClassifier",
+        "LinearRegressor",
         "LpPool",
         "MatMul",
         "Mean",
         "MeanVarianceNormalization",
+        "Normalizer",
         "RMSNormalization",
         "RNN",
         "ReduceL1",
@@ -59,6 +63,8 @@ _SUMMING = frozenset(
         "ReduceMean",
         "ReduceSum",
         "ReduceSumSquare",
+        "SVMClassifier",
+        "SVMRegressor",
         "Sum",
     ]
 )
@@ -93,6 +99,8 @@ class Nodes:
         self._kernels: dict[tuple[object, ...], _Kernel] = {}
         self.rounded: set[str] = parent.rounded if parent else set()
         """Tensors that are FP32 even in double precision, because no kernel computes them otherwise. Known after a run."""
+        self.sum_errors: Values = {}
+        """The rounding of sums of leaves, in units in the last place of 1. It is that of the last run in double precision."""
         self.float_types: dict[str, np.dtype[Any]] = parent.float_types if parent else _float_types(self.proto)
         """The tensors with a float type other than FP32, also those within bodies."""
         self.quantised = frozenset(node.output[0] for node in graph.node if node.op_type == "QuantizeLinear")
@@ -241,6 +249,8 @@ class Nodes:
     def _choose(self, index: int, inputs: Values, precise: bool) -> _Kernel:
         node = self.proto.graph.node[index]
         if precise:
+            if (ensemble := ensemble_of(node)) is not None:
+                return self._summed(index, inputs, ensemble)
             node = widened(node)
         if precise and any(isinstance(one, np.ndarray) and one.dtype == np.float64 for one in inputs.values()):
             try:
@@ -251,6 +261,18 @@ class Nodes:
             return self._engine(index, inputs, node)
         except Unsupported:  # sequences
             return self._reference(index, inputs, node)
+
+    def _summed(self, index: int, inputs: Values, ensemble: Ensemble) -> _Kernel:
+        """The sums of ``ensemble`` in double precision. A run notes their rounding in ``sum_errors``."""
+        kernel, (output,) = self._engine(index, inputs, ensemble.node), ensemble.node.output
+
+        def run(values: Values) -> list[Any]:
+            (numbers,) = kernel(values)
+            sums = ensemble.sums(numbers)
+            self.sum_errors[output] = sums.error
+            return [sums.values]
+
+        return run
 
     def _checked(self, kernel: _Kernel, inputs: Values, node: onnx.NodeProto) -> _Kernel:
         """``kernel``, if it runs. Ensembles of trees take doubles, but give FP32."""
@@ -265,14 +287,16 @@ class Nodes:
         if node.op_type in _SLOW and max(sizes) > _SLOW_ELEMENTS:
             return self._mark_rounded(node, narrow)
         try:
-            reference = _widening(self._reference(index, inputs, node))
+            reference = self._reference(index, inputs, node)
             ordinary = _ordinary(inputs, self.constants)
-            for ours, theirs in zip(reference(ordinary), narrow(ordinary), strict=True):
-                if not _is_close(ours, theirs):
-                    return self._mark_rounded(node, narrow)
+            found = reference(ordinary)
+            if not all(map(_is_close, found, narrow(ordinary))):
+                return self._mark_rounded(node, narrow)
         except Exception:  # noqa: BLE001 - the reference implementation is incomplete
             return self._mark_rounded(node, narrow)
-        return reference
+        if any(isinstance(one, np.ndarray) and one.dtype == np.float32 for one in found):
+            return self._mark_rounded(node, _widening(reference))
+        return _widening(reference)
 
     def _mark_rounded(self, node: onnx.NodeProto, kernel: _Kernel) -> _Kernel:
         self.rounded.update(node.output)

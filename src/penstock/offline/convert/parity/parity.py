@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.errors import InvalidArgument, PenstockError
 from penstock.inputs.meanings import meanings_of
 from penstock.inputs.sizes import Shapes
 from penstock.offline.apart import apart
-from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, Probing
+from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, Probing, TensorLink
 from penstock.offline.convert.certificate import Certificate, Divergence, Proof
 from penstock.offline.convert.parity.blame import Blame, of_failure, of_output
 from penstock.offline.convert.parity.cases import Case, Maker
@@ -204,7 +204,11 @@ class Parity:
         except PenstockError as error:
             self._notes[f"the source's own values are unknown: {error.message}"] = None
             return []
-        return [Case(f"the source's own values {number}", dict(inputs)) for number, inputs in enumerate(probes)]
+        self._notes |= dict.fromkeys(probes.notes)
+        return [
+            Case(f"the source's own values {number}", dict(inputs), is_probe=True)
+            for number, inputs in enumerate(probes.calls)
+        ]
 
     def _resized(self, shapes: Shapes) -> Iterator[tuple[Case, Outputs]]:
         """Calls with other sizes of one free dimension: first one of each dimension, then a second one."""
@@ -247,12 +251,13 @@ class Parity:
         """Compare the outputs of the graph as written, and those of the graph after ONNX Runtime's optimisations."""
         self._count += 1
         names = [name for name in want if name not in self._random]
+        links = [link for link in self._exported.links if link.is_compared and case.is_probe]
         if not case.is_empty:
             self._coverage.note(case.inputs)
         rounding = (
             _Unknown(self._nodes, {}, [])
             if case.is_empty
-            else RoundingModel(self._nodes, case.inputs, names, self._seed)
+            else RoundingModel(self._nodes, case.inputs, [*names, *(link.tensor for link in links)], self._seed)
         )
         for as_written in (True, False):
             try:
@@ -277,6 +282,19 @@ class Parity:
         is_largest = self._parts is None or _elements(case) > _elements(self._parts[0])
         if rounding.is_coarse and is_ordinary and is_largest:
             self._parts = case, want
+        self._compare_inner(case, want, links, rounding)
+
+    def _compare_inner(self, case: Case, want: Outputs, links: Sequence[TensorLink], rounding: RoundingModel) -> None:
+        """Compare values that the outputs hide."""
+        inner = self._source.values(_copied(case.inputs), [link.source for link in links])
+        got = self._nodes.run(case.inputs, [link.tensor for link in links]) if links else {}
+        for link in links:
+            difference = compare(link.tensor, inner[link.source], got[link.tensor], rounding)
+            if difference.reason:
+                reason = f"'{link.source}' {difference.reason}, on {case.label}"
+                values = {**want, link.tensor: inner[link.source]}
+                self._failures.append(_Failure(case, values, reason, link.tensor, got[link.tensor], difference))
+                return
 
     def _run(self, case: Case, *, as_written: bool) -> Outputs:
         if case.is_empty:

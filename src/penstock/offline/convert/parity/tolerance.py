@@ -128,6 +128,8 @@ class _Noise:
             common = _COMMON * self._rng.standard_normal() + _GAIN * self._rng.standard_normal() * value / largest
             value = value + step * (common + self._rng.uniform(-0.5, 0.5, value.shape))
         kind = self._nodes.float_types.get(name, np.dtype(np.float32))
+        if (error := self._nodes.sum_errors.get(name)) is not None:
+            return np.asarray(value + UNITS[kind] * self._rng.standard_normal(value.shape) * error)
         amount = (_NARROW_AMPLITUDE if kind.itemsize == 2 else _AMPLITUDE) * UNITS[kind]
         # Below the smallest normal number, the rounding error no longer shrinks with the value.
         size = np.maximum(np.abs(value), _least(kind))

@@ -12,11 +12,14 @@ import onnx
 from onnx import TensorProto, helper
 
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, TensorLink
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Probes, TensorLink
 from penstock.offline.convert.tables.forest import Forest, GraphWriter
+from penstock.offline.convert.tables.probes import probes_of
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ML_OPSET = 3
+_PROBES = 1 << 12
+"""Rows of a call."""
 _PLACE = re.compile(r"^(\[[\d:]+\] )?[\w./-]+:\d+: ")
 """Time and place in the C++ code of a framework, in front of its messages."""
 _LINKS: dict[str, Callable[[GraphWriter, str], str]] = {
@@ -81,6 +84,16 @@ class Booster(NamedTuple):
             best = writer("ArgMax", raw, axis=1, keepdims=0)
         return {"raw": raw, "label": writer("Gather", self.classes, best), "probabilities": result}
 
+    def probes(self, spec: TensorSpec, rng: np.random.Generator, *, missing: bool = True) -> Probes:
+        """Calls of the input ``spec`` that reach all leaves, if there are not too many."""
+        kind = np.float64 if self.double and not _narrow(spec.datatype) else np.float32
+        is_float = spec.datatype.is_float
+        found = probes_of(self.forest, rng, kind, missing=missing and is_float, whole=not is_float)
+        limits = np.finfo(np.float32) if is_float else np.iinfo(spec.datatype.dtype)
+        rows = found.rows.clip(float(limits.min), float(limits.max)).astype(spec.datatype.dtype)
+        calls = [{spec.name: rows[start : start + _PROBES]} for start in range(0, len(rows), _PROBES)]
+        return Probes(tuple(calls), tuple(filter(None, [found.note])))
+
     def outputs(self) -> tuple[TensorSpec, ...]:
         if self.classes is not None:
             label = TensorSpec("label", DataType.from_numpy(self.classes.dtype), (-1,))
@@ -120,12 +133,8 @@ class BoosterModel:
         x = self._rows(inputs)
         return {"scores": self._called(self.booster.raw, x).astype(np.float32).reshape(len(x), -1)}
 
-    def probes(self, seed: int) -> tuple[dict[str, Array], ...]:
-        spec = self.signature.inputs[0]
-        found = self.booster.forest.probes(np.random.default_rng(seed))
-        if not spec.datatype.is_float:
-            found = np.nan_to_num(found).clip(0, 100)
-        return ({spec.name: found.astype(spec.datatype.dtype)},)
+    def probes(self, seed: int) -> Probes:
+        return self.booster.probes(self.signature.inputs[0], np.random.default_rng(seed))
 
     def export(self, target: Path, opset: int) -> Exported:
         writer = GraphWriter()
@@ -135,7 +144,8 @@ class BoosterModel:
         for name, output in renamed.items():
             writer.rename(name, output)
         save(writer, self.signature, target, opset)
-        scores = TensorLink(renamed.get(names["raw"], names["raw"]), "scores")
+        raw = renamed.get(names["raw"], names["raw"])
+        scores = TensorLink(raw, "scores", is_compared=raw not in self.signature.output_names)
         return Exported(self.booster.exporter, (scores,), warnings=self.booster.warnings)
 
     def close(self) -> None:

@@ -185,6 +185,41 @@ def _grams(vectorizer: Any) -> dict[str, Any]:
     }
 
 
+def is_linear_classifier(estimator: Any) -> bool:
+    """True for an SGDClassifier with probabilities."""
+    kind = type(estimator)
+    has_probabilities = getattr(estimator, "loss", None) in ("log_loss", "modified_huber")
+    return kind.__module__.startswith("sklearn.") and kind.__name__ == "SGDClassifier" and has_probabilities
+
+
+def write_linear_classifier(classifier: Any, writer: GraphWriter, x: str, datatype: DataType) -> tuple[str, str]:
+    """Add the nodes of an SGDClassifier, in its own precision. Returns the names of the labels and of the probabilities [N, classes].
+
+    The labels follow from the scores, because probabilities of several classes can round to the same number.
+    """
+    inner = DataType.FP32 if datatype is DataType.FP32 and classifier.coef_.dtype == np.float32 else DataType.FP64
+    zero, one = np.zeros((), inner.dtype), np.ones((), inner.dtype)
+    weights, bias = (one.astype(inner.dtype) for one in (classifier.coef_.T, classifier.intercept_))
+    scores = writer("Add", writer("MatMul", writer("Cast", x, to=inner.onnx), weights), bias)
+    if classifier.loss == "log_loss":
+        # The kernel of Sigmoid cuts the smallest probabilities off, which matter if those of all classes are small.
+        wide = writer("Cast", scores, to=DataType.FP64.onnx)
+        below = writer("Exp", writer("Min", wide, np.zeros(())))
+        found = writer("Div", below, writer("Add", writer("Exp", writer("Neg", writer("Abs", wide))), np.ones(())))
+        found = writer("Cast", found, to=inner.onnx)
+    else:
+        found = writer("Div", writer("Add", writer("Clip", scores, -one, one), one), np.array(2, inner.dtype))
+    if len(classifier.classes_) == 2:
+        best = writer("Squeeze", writer("Cast", writer("Greater", scores, zero), to=DataType.INT64.onnx), np.array([1]))
+        return writer("Gather", classifier.classes_, best), writer("Concat", writer("Sub", one, found), found, axis=1)
+    total = writer("ReduceSum", found, np.array([1]), keepdims=1)
+    none = writer("Equal", total, zero)  # all classes are equally probable then
+    found = writer("Where", none, one, found)
+    total = writer("Where", none, np.array(len(classifier.classes_), inner.dtype), total)
+    best = writer("ArgMax", scores, axis=1, keepdims=0)
+    return writer("Gather", classifier.classes_, best), writer("Div", found, total)
+
+
 def is_scaler(estimator: Any) -> bool:
     kind = type(estimator)
     return kind.__module__.startswith("sklearn.") and kind.__name__ in _SCALERS

@@ -142,21 +142,6 @@ class Forest(NamedTuple):
             found["base_values"] = self.base.astype(np.float32)
         return found | {"n_targets": len(self.base)}
 
-    def probes(self, rng: np.random.Generator, rows: int = 64) -> Array:
-        """Rows of float32 that are hard to convert: values at a threshold, one step below and above it, NaN and categories."""
-        found = rng.normal(size=(rows, self.features)).astype(np.float32)
-        pools: dict[int, list[float]] = {}
-        for tree in self.trees:
-            for node in np.nonzero(tree.yes >= 0)[0]:
-                pool = pools.setdefault(int(tree.feature[node]), [np.nan])
-                pool += tree.sets.get(int(node), [tree.threshold[node]])
-        for feature, pool in pools.items():
-            near = rng.choice(np.unique(np.array(pool, np.float32)), rows)
-            step = rng.choice(np.array([-np.inf, np.inf], np.float32), rows)
-            with np.errstate(over="ignore"):
-                found[:, feature] = np.where(rng.random(rows) < 0.5, near, np.nextafter(near, step))
-        return found
-
 
 def rounded(thresholds: Array, compare: str) -> Array:
     """``thresholds`` in float32, such that ``compare`` holds for the same float32 numbers as before.

@@ -13,7 +13,7 @@ from torch import nn
 
 from penstock.engines.torch import BY_TORCH_TYPE, leaves, open_program, reason_of, to_array, to_tensor
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, ResourceExhausted, Unsupported
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Probes
 from penstock.offline.convert.custom_ops import custom_ops
 from penstock.offline.convert.declarations import chosen_outputs
 from penstock.offline.convert.quiet import quiet
@@ -59,9 +59,10 @@ class TorchSource:
         self._release = lambda: None
         self._values = None
 
-    def probes(self, seed: int) -> list[dict[str, Array]]:
+    def probes(self, seed: int) -> Probes:
         """Calls of the sizes for which a branch of the module may differ. They are known after ``export``."""
-        return [dict(zip(self._job.inputs, map(to_array, tensors), strict=True)) for tensors in self._job.beyond]
+        calls = (dict(zip(self._job.inputs, map(to_array, tensors), strict=True)) for tensors in self._job.beyond)
+        return Probes(tuple(calls))
 
     def _feeds(self, inputs: Mapping[str, Array]) -> list[torch.Tensor]:
         for spec in self.signature.inputs:

@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from penstock.errors import InvalidArgument, PenstockError, bounded, printable, revive
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, UnsupportedOperators
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Probes, UnsupportedOperators
 from penstock.offline.convert.worker import wire
 from penstock.offline.convert.worker.process import UNLIMITED, Limits, Process
 from penstock.tensor import MAX_RANK, Array, Signature
@@ -74,9 +74,10 @@ class RemoteSource:
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         return self._call(wire.Values(dict(inputs), tuple(names)), wire.Arrays).arrays
 
-    def probes(self, seed: int) -> Sequence[Mapping[str, Array]]:
+    def probes(self, seed: int) -> Probes:
         """As in ``Probing``. Empty if the source in the process has no probes."""
-        return self._call(wire.Probes(seed), wire.Calls).calls[:_MOST_PROBES]
+        found = self._call(wire.Probes(seed), wire.Calls)
+        return Probes(found.calls[:_MOST_PROBES], tuple(map(printable, found.notes[:_MOST_PROBES])))
 
     def export(self, target: Path, opset: int) -> Exported:
         process = self._running()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO
 
 from penstock.errors import PenstockError, PermissionDenied, Unsupported, shortened
-from penstock.offline.convert.base import Converter, FrameworkModel, Probing, UnsupportedOperators
+from penstock.offline.convert.base import Converter, FrameworkModel, Probes, Probing, UnsupportedOperators
 from penstock.offline.convert.registry import FORMATS, get_converter
 from penstock.offline.convert.worker import wire
 from penstock.offline.convert.worker.confine import WRITES_ANYWHERE
@@ -61,8 +61,8 @@ def _answered(model: FrameworkModel, question: wire.Compute | wire.Values | wire
         values = model.values(question.inputs, question.names)
         return wire.Arrays({name: array for name, array in values.items() if _has_datatype(array)})
     if isinstance(question, wire.Probes):
-        calls = model.probes(question.seed) if isinstance(model, Probing) else ()
-        return wire.Calls(tuple(map(dict, calls)))
+        probes = model.probes(question.seed) if isinstance(model, Probing) else Probes()
+        return wire.Calls(probes.calls, probes.notes)
     return wire.Written(model.export(question.target, question.opset))
 
 

@@ -67,6 +67,7 @@ class Arrays(msgspec.Struct, tag=True):
 
 class Calls(msgspec.Struct, tag=True):
     calls: tuple[dict[str, Array], ...]
+    notes: tuple[str, ...] = ()
 
 
 class Written(msgspec.Struct, tag=True):
