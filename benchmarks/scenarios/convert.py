@@ -37,6 +37,7 @@ from penstock.offline.convert.convert import Conversion, ConvertKeywords, Parity
 from penstock.offline.convert.parity.cases import Maker
 from penstock.offline.convert.parity.parity import certify
 from penstock.offline.convert.registry import FORMATS, get_converter
+from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.source import resolve
 from penstock.tensor import Array
 
@@ -103,8 +104,10 @@ def false_alarms(quick: bool) -> list[Row]:
             with _exported(model) as (source, exported, artifact):
                 for seed in range(_SEEDS[quick]):
                     compared += 1
-                    if not certify(artifact, source, exported, model.options, seed=seed).holds:
+                    certificate = certify(artifact, source, exported, model.options, seed=seed)
+                    if not certificate.holds:
                         failed.append(f"{name} (seed {seed})")
+                        _tell(f"{failed[-1]}: {'; '.join(certificate.notes)}")
         except PenstockError as error:
             refused.append(name)
             _tell(f"{name}: {error}")
@@ -244,14 +247,13 @@ def _outcome(name: str, model: ZooModel) -> Outcome:
 
 @contextlib.contextmanager
 def _exported(model: ZooModel) -> Iterator[tuple[FrameworkModel, Any, Artifact]]:
-    """The opened source, its export, and the valid ONNX model."""
+    """The source, opened in this process, with its export and the repaired ONNX model."""
     with tempfile.TemporaryDirectory() as folder:
-        given = model.make(Path(folder))
-        artifact = _converted(model, given, parity=False).artifact
-        found = resolve(given, model.format, model.options.weights)
-        source = get_converter(found.format).open(found.given, model.options)
+        found = resolve(model.make(Path(folder)), model.format, model.options.weights)
+        target, source = Path(folder, "exported.onnx"), get_converter(found.format).open(found.given, model.options)
         try:
-            yield source, source.export(Path(folder, "exported.onnx"), model.options.opset), artifact
+            exported = source.export(target, model.options.opset)
+            yield source, exported, repair(Artifact.from_file(target))[0]
         finally:
             source.close()
 
