@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import tritonclient.http as triton
 
-from benchmarks.zoo.model import ZooModel
+from benchmarks.zoo.model import ZooModel, keywords
 from commands import Command
 from penstock.errors import PenstockError
 from penstock.inputs.meanings import meanings_of
 from penstock.offline.convert.base import ConvertOptions, FrameworkModel
-from penstock.offline.convert.convert import Conversion, ConvertKeywords, convert
+from penstock.offline.convert.convert import Conversion, convert
 from penstock.offline.convert.parity.cases import Maker
 from penstock.offline.convert.registry import get_converter
 from penstock.offline.convert.worker.remote import open_remote
@@ -24,12 +23,6 @@ from penstock.tensor import Array, Signature
 from processes import ServerProcess
 
 _NAME = "converted"
-
-
-def keywords(options: ConvertOptions) -> ConvertKeywords:
-    """``options`` as the keywords of ``penstock.convert``."""
-    found: dict[str, Any] = msgspec.structs.asdict(options)
-    return {name: value for name, value in found.items() if value != getattr(ConvertOptions(), name)}  # type: ignore[return-value]
 
 
 def assert_served(penstock: Command, zoo: ZooModel, given: Any, folder: Path, python: Path | None = None) -> Conversion:
