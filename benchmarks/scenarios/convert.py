@@ -61,11 +61,8 @@ _TIMED = (
     "caffe/lenet",
     "huggingface/bert",
     "jax/mlp",
-    "onnx/upsample_7",
-    "paddle/cnn",
     "sklearn/forest_large",
     "tensorflow/keras_cnn",
-    "tflite/lite_cnn",
     "torch/program_mobilenet",
     "xgboost/classes",
 )
