@@ -67,6 +67,7 @@ class TorchSource:
         for spec in self.signature.inputs:
             if spec.name not in inputs:
                 raise InvalidInput(f"input '{spec.name}' is missing")
+            spec.check(inputs[spec.name])
         return [to_tensor(inputs[spec.name]) for spec in self.signature.inputs]
 
 
