@@ -28,7 +28,7 @@ def main() -> None:
         else:
             from penstock.offline.convert.convert import convert  # noqa: PLC0415 - not a part of the bare export
 
-            convert(given, Path(folder, "model.onnx"), parity=mode == "proved", **keywords(model.options))
+            convert(given, Path(folder, "model.onnx"), **(keywords(model.options) | {"parity": mode == "proved"}))
 
 
 def export(given: Any, model: ZooModel, target: Path) -> None:

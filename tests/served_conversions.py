@@ -31,7 +31,7 @@ def assert_served(penstock: Command, zoo: ZooModel, given: Any, folder: Path, py
     ``python`` is the interpreter of the isolated environment.
     """
     file, bundle = folder / "converted.onnx", folder / "converted.bundle"
-    conversion = convert(given, file, isolated=python is not None, **keywords(zoo.options))
+    conversion = convert(given, file, **(keywords(zoo.options) | {"isolated": python is not None}))
     assert conversion.format == zoo.format
     assert conversion.certificate is not None
     assert conversion.certificate.holds, conversion.certificate.text

@@ -21,7 +21,7 @@ ROOM_LINES = {
     "inputs": 992,
     "offline": 1_173,
     "offline/compress": 18_041,
-    "offline/convert": 13_162,
+    "offline/convert": 13_163,
     "offline/judge": 2_610,
     "offline/look": 1_145,
     "offline/optimize": 2_424,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from benchmarks.faults import FAULTS, inject
 from benchmarks.onnx_source import OnnxSource
 from benchmarks.pairs import geometric_mean
 from benchmarks.results import Row, claim, fact, skipped
-from benchmarks.rounds import interleave, median, ratio
+from benchmarks.rounds import interleave, ratio
 from benchmarks.servers import penstock, split_cores
 from benchmarks.zoo.catalog import frameworks, missing, models
 from benchmarks.zoo.model import ZooModel, keywords
@@ -219,7 +220,7 @@ def times(quick: bool) -> list[Row]:
         for mode, each in found.items():
             ratios[mode].append(each)
         _tell(f"{name}: {', '.join(f'{mode} {each.value:.2f}x' for mode, each in found.items())}")
-        note = f"{found['proved'].value:.3g} x with parity; {median(seconds['bare'], float):.3g} s alone"
+        note = f"{found['proved'].value:.3g} x with parity; {statistics.median(seconds['bare']):.3g} s alone"
         rows.append(fact(f"{name}: time without parity", found["plain"].value, "×", interval=found["plain"], note=note))
     if not ratios["plain"]:
         return rows

@@ -93,8 +93,8 @@ class JaxModel:
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         for spec in self.signature.inputs:
-            if spec.name in inputs:
-                spec.check(inputs[spec.name])
+            if spec.name in inputs and not spec.admits(inputs[spec.name].shape):
+                raise InvalidInput(f"input '{spec.name}' has the wrong shape {list(inputs[spec.name].shape)}")
         try:
             with jax.enable_x64(self._double):
                 found = self._compiled(*(inputs[spec.name] for spec in self._specs))
