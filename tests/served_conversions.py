@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import tritonclient.http as triton
 
-from benchmarks.zoo.model import ZooModel
+from benchmarks.zoo.model import ZooModel, keywords
 from commands import Command
 from penstock.errors import PenstockError
 from penstock.inputs.meanings import meanings_of
 from penstock.offline.convert.base import ConvertOptions, FrameworkModel
-from penstock.offline.convert.convert import Conversion, ConvertKeywords, convert
+from penstock.offline.convert.convert import Conversion, convert
 from penstock.offline.convert.parity.cases import Maker
 from penstock.offline.convert.registry import get_converter
 from penstock.offline.convert.worker.remote import open_remote
@@ -26,19 +25,13 @@ from processes import ServerProcess
 _NAME = "converted"
 
 
-def keywords(options: ConvertOptions) -> ConvertKeywords:
-    """``options`` as the keywords of ``penstock.convert``."""
-    found: dict[str, Any] = msgspec.structs.asdict(options)
-    return {name: value for name, value in found.items() if value != getattr(ConvertOptions(), name)}  # type: ignore[return-value]
-
-
 def assert_served(penstock: Command, zoo: ZooModel, given: Any, folder: Path, python: Path | None = None) -> Conversion:
     """Convert ``given``, a model of ``zoo``, in ``folder``, and assert that a server gives the framework's answers for it.
 
     ``python`` is the interpreter of the isolated environment.
     """
     file, bundle = folder / "converted.onnx", folder / "converted.bundle"
-    conversion = convert(given, file, isolated=python is not None, **keywords(zoo.options))
+    conversion = convert(given, file, **(keywords(zoo.options) | {"isolated": python is not None}))
     assert conversion.format == zoo.format
     assert conversion.certificate is not None
     assert conversion.certificate.holds, conversion.certificate.text

@@ -87,6 +87,16 @@ def _forest() -> Any:
     return RandomForestClassifier(8, max_depth=5, random_state=0)
 
 
+def _large_forest(folder: Path) -> Any:
+    """A forest of 100 trees with 50,000 nodes."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3000, 20)).astype(np.float32)
+    y = (x[:, 0] * x[:, 1] > 0).astype(np.int64) + (x[:, 2] > 0.5)
+    return _saved(RandomForestClassifier(100, random_state=0).fit(x, y), folder, "joblib")
+
+
 def _extra_trees() -> Any:
     from sklearn.ensemble import ExtraTreesClassifier
 
@@ -214,6 +224,7 @@ MODELS = {
     "logistic_double": ZooModel("sklearn", _fitted(_logistic, kind="two"), _DOUBLE),
     "forest_missing": ZooModel("sklearn", _fitted(_forest, missing=True, save="skops")),
     "forest_joblib": ZooModel("sklearn", _fitted(_forest, save="joblib"), _TRUST),
+    "forest_large": ZooModel("sklearn", _large_forest, _TRUST),
     "scaled_forest": ZooModel("sklearn", _fitted(_scaled_forest, kind="numbers")),
     "extra_trees": ZooModel("sklearn", _fitted(_extra_trees, kind="letters")),
     "tree_missing": ZooModel("sklearn", _fitted(_tree, missing=True, kind="numbers")),

@@ -5,11 +5,33 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.results import Row
-from benchmarks.scenarios.convert import faults
+from benchmarks.scenarios.convert import Outcome, cpu_seconds, faults, zoo_rows
 
 
 def by_name(rows: list[Row]) -> dict[str, Row]:
     return {row.name: row for row in rows}
+
+
+def test_models_that_cannot_be_converted_count_apart() -> None:
+    outcomes = [Outcome(f"model {number}", "certified", "", 1.0, wants_diagnosis=False) for number in range(3)]
+    outcomes += [
+        Outcome("wrong", "failed", "differs", 1.0, wants_diagnosis=False),
+        Outcome("refused", "diagnosed", "Svd", 1.0, wants_diagnosis=True),
+        Outcome("crashed", "traceback", "KeyError: 1", 1.0, wants_diagnosis=True),
+    ]
+    rows = by_name(zoo_rows(outcomes))
+    certified = rows["convertible models with a certificate"]
+    assert (certified.value, certified.holds) == (75.0, False)
+    assert certified.note == "3 of 4; wrong: failed: differs"
+    diagnosed = rows["other models with the right diagnosis"]
+    assert (diagnosed.value, diagnosed.goal, diagnosed.holds) == (1, 2, False)
+    assert (rows["tracebacks"].value, rows["tracebacks"].holds) == (1, False)
+
+
+def test_the_time_of_all_processes_counts() -> None:
+    with pytest.raises(RuntimeError, match="(?s)no/model is not converted: .*KeyError"):
+        cpu_seconds("no/model", "", "bare")
+    assert cpu_seconds("caffe/lenet", "", "proved") > 0.5
 
 
 def test_found_and_named_faults_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import models
+from penstock.protocol.onnx_scan import has_control_flow
 from penstock.rows.graph import AttributeReference, OnnxGraph, OnnxTensor, read_graph
 from penstock.tensor import DataType
 from row_graphs import RandomGraph, parsed
@@ -121,3 +122,16 @@ def test_any_bytes_are_read_or_refused(noise: bytes, at: int, change: bytes) -> 
             read_graph(data)
         except ValueError:
             continue
+
+
+@given(
+    integers=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1),
+    floats=st.lists(st.floats(width=32, allow_nan=False), min_size=1),
+    texts=st.lists(st.text(), min_size=1),
+)
+def test_lists_of_attributes(integers: list[int], floats: list[float], texts: list[str]) -> None:
+    node = helper.make_node("Trees", [], ["y"], integers=integers, floats=floats, texts=texts, last=7)
+    data = helper.make_model(helper.make_graph([node], "g", [], [])).SerializeToString()
+    found = read_graph(data).graph.nodes[0].attributes
+    assert found == {"integers": (*integers,), "floats": (*floats,), "texts": (*texts,), "last": 7}
+    assert not has_control_flow(data)

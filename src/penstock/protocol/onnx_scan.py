@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.protocol.varint import read_fields, read_varint
+from penstock.protocol.varint import TAGGED_FLOATS, TAGGED_INTEGERS, TAGS, read_fields, read_varint
 
 # For each message type of onnx.proto, the fields that can contain tensors, and the type of each of these fields.
 _LEADS: dict[str, dict[int, str]] = {
@@ -85,7 +85,7 @@ def _entries(message: bytes | memoryview, wanted: int) -> Iterator[memoryview]:
 
 def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:
     """Yield the fields of all messages that may contain tensors: the type of the message, the field number, and the value if the
-    field is a number or an entry of external data.
+    field is a number or an entry of external data. The numbers of an attribute are left out.
     """
     parents: list[tuple[str, int]] = []  # the enclosing messages, each with its type and end
     position, end = 0, len(model)
@@ -94,6 +94,10 @@ def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, in
             if not parents:
                 return
             message, end = parents.pop()
+        is_number = message == "Attribute" and model[position] in TAGS
+        if is_number and (after := _after_numbers(model, position, end)) > position:
+            position = after
+            continue
         tag, position = read_varint(model, position, end)
         field, wire_type = tag >> 3, tag & 7
         size = {_FIXED64: 8, _FIXED32: 4}.get(wire_type, 0)
@@ -117,3 +121,11 @@ def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, in
             message, end = inner, position + size
             if len(parents) > _MAX_DEPTH:
                 raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+
+
+def _after_numbers(model: bytes, position: int, end: int) -> int:
+    """The position after the elements of ``floats`` and ``ints`` that begin at ``position``."""
+    for numbers in (TAGGED_FLOATS, TAGGED_INTEGERS):
+        found = numbers.match(model, position, end)
+        position = found.end() if found else position
+    return position

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+TAGS = b"\x3d\x40"
+TAGGED_FLOATS = re.compile(rb"(?:\x3d.{4})*+", re.DOTALL)
+TAGGED_INTEGERS = re.compile(rb"(?:\x40[\x80-\xff]{0,9}+[\x00-\x7f])*+")
+"""Floats of field 7 and integers of field 8 with a tag for each, as in the attributes of ONNX. Those of trees have millions."""
 _SMALL = [bytes((number,)) for number in range(0x80)]
 
 

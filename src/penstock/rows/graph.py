@@ -5,13 +5,14 @@ Large data are neither copied nor decoded. ``onnx`` is not imported, which saves
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.protocol.varint import read_varint
+from penstock.protocol.varint import TAGGED_FLOATS, TAGGED_INTEGERS, TAGS, read_varint
 from penstock.tensor import Array, DataType
 
 Attribute = Any
@@ -45,6 +46,8 @@ _ATTRIBUTE_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "int
 """The field that holds an attribute's value, by the attribute's ``type``. No operator with a rule needs other types."""
 _PACKED = {"dims", "floats", "ints"}
 """Kinds of fields that may be packed, as protobuf allows for repeated numbers."""
+_TAGGED_FLOAT = np.dtype([("tag", "u1"), ("value", "<f4")])
+_TAGGED_INTEGER = re.compile(rb"\x40([\x80-\xff]*[\x00-\x7f])")
 _BY_NUMBER = {each.onnx: each for each in DataType}
 
 
@@ -146,6 +149,10 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
         raise ValueError(f"the model is nested deeper than {_MAX_DEPTH} levels")
     fields, found = _FIELDS[kind], defaultdict[str, list[Any]](list)
     while position < end:
+        is_number = kind == "Attribute" and data[position] in TAGS
+        if is_number and (after := _read_numbers(data, position, end, found)) > position:
+            position = after
+            continue
         tag = data[position]
         position += 1
         if tag > 0x7F:
@@ -171,6 +178,19 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
                 found[name].append(_number(data, position, number, of, wire))
         position = stop
     return found
+
+
+def _read_numbers(data: bytes, position: int, end: int, found: dict[str, list[Any]]) -> int:
+    """Add the elements of ``floats`` and ``ints`` that begin at ``position`` to ``found``. Returns the position after them."""
+    if floats := TAGGED_FLOATS.match(data, position, end):
+        count = (floats.end() - position) // _TAGGED_FLOAT.itemsize
+        found["floats"] += np.frombuffer(data, _TAGGED_FLOAT, count, position)["value"].tolist()
+        position = floats.end()
+    if integers := TAGGED_INTEGERS.match(data, position, end):
+        for each in _TAGGED_INTEGER.findall(integers.group()):
+            found["ints"].append(each[0] if len(each) == 1 else _signed(read_varint(each, 0, len(each))[0]))
+        position = integers.end()
+    return position
 
 
 def _number(data: bytes, position: int, number: int, kind: str, wire: int) -> int | float | None:

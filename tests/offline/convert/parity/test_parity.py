@@ -257,6 +257,26 @@ def test_outputs_that_are_empty_in_most_calls_are_not_proved() -> None:
     assert found.first_divergent is None
 
 
+class Finite(OnnxSource):
+    """A source whose loop does not end for other values."""
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        assert np.isfinite(inputs["x"]).all()
+        return super().forward(inputs)
+
+
+def test_loops_are_not_given_values_for_which_they_might_not_end() -> None:
+    model = parsed(
+        """g (float[N] x) => (float[N] y) <float one = {1.0}, float two = {2.0}, bool true = {1}> { y = Loop (, true, x)
+        <body = halve (int64 step, bool more, float[N] state) => (bool again, float[N] half) {
+        half = Div(state, two) size = Abs(half) largest = ReduceMax<keepdims=0>(size) again = Greater(largest, one) }> }"""
+    )
+    source = Finite(artifact(model), model)
+    found = certify(artifact(model), source, source.exported, ConvertOptions())
+    assert found.holds, found
+    assert any("loops" in note for note in found.notes)
+
+
 def test_other_results_for_nan_are_noted() -> None:
     source = parsed("g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }")
     other = parsed(

@@ -92,6 +92,9 @@ class JaxModel:
         self._compiled = jax.jit(self._flat)
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        for spec in self.signature.inputs:
+            if spec.name in inputs and not spec.admits(inputs[spec.name].shape):
+                raise InvalidInput(f"input '{spec.name}' has the wrong shape {list(inputs[spec.name].shape)}")
         try:
             with jax.enable_x64(self._double):
                 found = self._compiled(*(inputs[spec.name] for spec in self._specs))

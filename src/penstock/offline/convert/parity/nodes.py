@@ -199,6 +199,10 @@ class Nodes:
         """The nodes that give random results."""
         return [index for index, node in enumerate(self.proto.graph.node) if _is_random(node, self.constants)]
 
+    def has_loop(self) -> bool:
+        """True if the number of steps can depend on values, so that a call might not end."""
+        return any(_is_loop(node) for node in self.proto.graph.node)
+
     def dependent(self, indices: Collection[int]) -> set[str]:
         """All tensors that depend on the nodes ``indices``."""
         found: set[str] = set()
@@ -411,6 +415,10 @@ def _is_random(node: onnx.NodeProto, constants: Values) -> bool:
         return len(node.input) > 2 and bool(node.input[2]) and bool(np.any(constants.get(node.input[2], True)))
     inner = (each for graph in subgraphs(node) for each in graph.node)
     return node.op_type in NON_DETERMINISTIC or any(_is_random(each, constants) for each in inner)
+
+
+def _is_loop(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Loop" or any(_is_loop(each) for graph in subgraphs(node) for each in graph.node)
 
 
 def _float_types(proto: onnx.ModelProto) -> dict[str, np.dtype[Any]]:

@@ -68,6 +68,8 @@ class TorchSource:
         for spec in self.signature.inputs:
             if spec.name not in inputs:
                 raise InvalidInput(f"input '{spec.name}' is missing")
+            if not spec.admits(inputs[spec.name].shape):
+                raise InvalidInput(f"input '{spec.name}' has the wrong shape {list(inputs[spec.name].shape)}")
         return [to_tensor(inputs[spec.name]) for spec in self.signature.inputs]
 
 
