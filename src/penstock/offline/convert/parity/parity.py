@@ -188,7 +188,7 @@ class Parity:
     def _remark(self, shapes: Shapes) -> None:
         """Note the outputs that differ for unusual values. The certificate does not depend on these."""
         if self._nodes.has_loop():
-            self._notes["not tried with NaN and infinity, because the loops of the model might never end"] = None
+            self._notes["not tried with NaN, infinity and huge integers, because loops might never end"] = None
             return
         for case in self._maker.unusual(shapes):
             if not self._patience.allows(case):
