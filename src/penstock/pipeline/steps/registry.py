@@ -9,8 +9,17 @@ from penstock.errors import InvalidConfig
 from penstock.pipeline.steps.base import Step
 
 _STEPS = {
+    "decode_audio": "audio.decode:DecodeAudio",
+    "frames": "audio.frames:Frames",
+    "log_mel": "audio.log_mel:LogMel",
+    "normalise_text": "text.normalise:NormaliseText",
+    "pad_sequence": "text.sequence:PadSequence",
+    "resample": "audio.resample:Resample",
     "sigmoid": "scores.activations:Sigmoid",
     "softmax": "scores.activations:Softmax",
+    "tokenise": "text.tokenise:Tokenise",
+    "truncate_sequence": "text.sequence:TruncateSequence",
+    "whisper_log_mel": "audio.log_mel:WhisperLogMel",
 }
 """Name of a step -> its module below this folder, and its class."""
 
