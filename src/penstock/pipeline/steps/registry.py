@@ -9,6 +9,7 @@ from penstock.errors import InvalidConfig
 from penstock.pipeline.steps.base import Step
 
 _STEPS = {
+    "constant": "constant:Constant",
     "decode_audio": "audio.decode:DecodeAudio",
     "frames": "audio.frames:Frames",
     "log_mel": "audio.log_mel:LogMel",
