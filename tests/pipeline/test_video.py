@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,12 @@ def test_a_truncated_clip_returns_its_frames_and_an_error(clips: dict[str, Path]
     for part in (0.0, 0.01, 0.3, 0.6, 0.8):
         cut = tmp_path / f"cut.{kind}"
         cut.write_bytes(content[: int(len(content) * part)])
-        count = 0
+        indices: list[int] = []
         with pytest.raises(InvalidInput, match=r"'cut\.\w+' (is (damaged or )?truncated|cannot be read|has no)"):
-            for frame in read_frames(cut):
-                assert frame.index == count
-                count += 1
-        assert count < 60
-        assert count > 0 or part < 0.6
+            indices.extend(frame.index for frame in read_frames(cut))
+        assert len(indices) < 60
+        assert indices == list(range(len(indices)))
+        assert indices or part < 0.6
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -126,11 +126,9 @@ def test_damage_gives_frames_or_a_clear_error(
         content[int(place * len(content))] = value
     path = tmp_path / f"damaged.{kind}"
     path.write_bytes(content)
-    try:
+    with suppress(InvalidInput):
         for frame in read_frames(path, Sampling(max_pixels=1 << 16)):
-            assert frame.pixels.shape[0] * frame.pixels.shape[1] <= 1 << 16
-    except InvalidInput as error:
-        assert str(error).startswith(f"'damaged.{kind}' ")
+            assert 0 < frame.pixels.shape[0] * frame.pixels.shape[1] <= 1 << 16
 
 
 def test_frames_may_change_their_size(tmp_path: Path) -> None:

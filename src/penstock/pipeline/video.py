@@ -98,7 +98,8 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
     A frame with rotation is turned upright. Interlaced frames and HDR colours are kept as they are.
 
     Raises NotFound; InvalidInput if the file is no video, is damaged or truncated, or has frames that are too large. The frames before
-    the damage are returned first. Truncation cannot be noticed in a container without a duration, such as MPEG-TS.
+    the damage are returned first, except a few that the decoder's threads may lose. Truncation cannot be noticed in a container
+    without a duration, such as MPEG-TS.
     """
     sampling = sampling or Sampling()
     reformatter, counted, tick = VideoReformatter(), 0, sampling.start
@@ -118,7 +119,7 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
 
 
 def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
-    """The times and frames at or after ``start``. Seeks if that leads to a frame before ``start``, and decodes all frames otherwise."""
+    """Times and frames at or after ``start``. Seeks if that leads to a frame before ``start``, otherwise decodes all frames."""
     if sampling.start:
         frames = _decode(path, sampling, sampling.start)
         try:
@@ -151,7 +152,7 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
             for frame in container.decode(stream):
                 seconds = _seconds(frame, stream, count, origin)
                 if frame.is_corrupt:
-                    raise InvalidInput(f"{_name(path)} is damaged at {seconds:.3f} s")
+                    raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")
                 count += 1
                 ended = seconds + float((frame.duration or 0) * base)
                 yield seconds, frame

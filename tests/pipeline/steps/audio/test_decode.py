@@ -121,3 +121,11 @@ def test_types() -> None:
     assert (found.media, found.shape, found.rate) == (Media.AUDIO, (-1,), 8_000)
     with pytest.raises(InvalidConfig, match="the content of a file"):
         DecodeAudio(rate=8_000).check({"file": TEXT})
+
+
+def test_samples_may_come_as_an_array() -> None:
+    samples, step = np.zeros(100, np.float32), DecodeAudio(rate=8_000, max_seconds=1)
+    assert step.run({"file": samples})["samples"] is samples
+    for wrong in (samples.astype(np.float64), samples[None], samples[:0], np.zeros(8_001, np.float32)):
+        with pytest.raises(InvalidInput, match="the sound (is an array|lasts)"):
+            step.run({"file": wrong})

@@ -34,7 +34,7 @@ class DecodeAudio(Step, frozen=True, kw_only=True):
 
     Channels are averaged, then the sound is resampled. The samples equal those of ``librosa.load``, bit for bit. The limits are
     checked against the file's header before anything is decoded. A truncated file is refused; in an MP3 file without a Xing header,
-    truncation cannot be noticed.
+    truncation cannot be noticed. An array in place of a file counts as samples at ``rate``.
     """
 
     inputs: ClassVar = ("file",)
@@ -57,7 +57,9 @@ class DecodeAudio(Step, frozen=True, kw_only=True):
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The samples. Raises InvalidInput if the file is damaged, truncated, empty or too long."""
-        content: bytes = inputs["file"]
+        content: bytes | Array = inputs["file"]
+        if isinstance(content, np.ndarray):
+            return {"samples": self._decoded(content)}
         try:
             with soundfile.SoundFile(_Content(content)) as file:
                 source = file.samplerate
@@ -68,6 +70,14 @@ class DecodeAudio(Step, frozen=True, kw_only=True):
         if not np.isfinite(samples).all():
             raise InvalidInput("the sound has samples that are NaN or infinite")
         return {"samples": resampled(samples, source, self.rate, self.filter)}
+
+    def _decoded(self, samples: Array) -> Array:
+        if samples.dtype != np.float32 or samples.ndim != 1 or not samples.size:
+            shown = f"{samples.dtype} of shape {list(samples.shape)}"
+            raise InvalidInput(f"the sound is an array {shown}", "give float32 of shape [samples], in -1 to 1")
+        if len(samples) > self.max_seconds * self.rate:
+            raise InvalidInput(f"the sound lasts {len(samples) / self.rate:.1f} s, the limit is {self.max_seconds:g} s")
+        return samples
 
     def _read(self, file: soundfile.SoundFile, content: bytes) -> Array:
         """The decoded samples, averaged over the channels."""
