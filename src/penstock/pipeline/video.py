@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,11 +128,9 @@ def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
         except InvalidInput:
             first = None  # some codecs cannot start at the position that the index of the file names
         if first is not None and first[0] <= sampling.start:
-            if first[0] == sampling.start:
-                yield first
-            yield from (each for each in frames if each[0] >= sampling.start)
+            yield from (each for each in chain([first], frames) if each[0] >= sampling.start)
             return
-        frames.close()
+        del frames  # closes its file
     yield from (each for each in _decode(path, sampling, 0) if each[0] >= sampling.start)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import librosa
+import librosa.filters
 import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor

@@ -98,7 +98,7 @@ class DecodeAudio(Step, frozen=True, kw_only=True):
             raise InvalidInput(f"the sound is truncated after {count / file.samplerate:.1f} s", "send the whole file")
         if count < 1:
             raise InvalidInput("the sound has no samples", "send a sound that is not empty")
-        samples = file.read(frames=count, dtype="float32")
+        samples: Array = file.read(frames=count, dtype="float32")
         if len(samples) < count:
             raise InvalidInput(
                 f"the sound is truncated: it has {len(samples)} of {count} samples", "send the whole file"
@@ -122,7 +122,7 @@ def _is_cut_wav(content: bytes) -> bool:
         name, size = struct.unpack_from("<4sI", content, position)
         position += 8
         if name == b"data":
-            return size != _UNKNOWN_SIZE and position + size > len(content)
+            return bool(size != _UNKNOWN_SIZE and position + size > len(content))
         position += size + size % 2
     return True
 

@@ -178,7 +178,7 @@ def _filters(rate: int, n_fft: int, n_mels: int, fmin: float, fmax: float, htk: 
     centres = _to_hz(np.linspace(limits[0], limits[1], n_mels + 2), htk)
     widths, ramps = np.diff(centres), np.subtract.outer(centres, np.fft.rfftfreq(n_fft, 1 / rate))
     rising, falling = -ramps[:-2] / widths[:-1, None], ramps[2:] / widths[1:, None]
-    filters = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+    filters: Array = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
     if by_width:
         filters *= (2.0 / (centres[2:] - centres[:-2]))[:, None]
     return filters
