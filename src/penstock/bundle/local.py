@@ -25,6 +25,9 @@ class Limits(msgspec.Struct, frozen=True):
     """True if idle threads sleep, instead of waiting actively for the next call."""
 
 
+NO_LIMITS = Limits()
+
+
 class LocalVariant(NamedTuple):
     """A loaded model, and the variant that it is."""
 
@@ -34,7 +37,7 @@ class LocalVariant(NamedTuple):
     """Estimated memory of the model."""
 
 
-def load_variant(bundle: Bundle, limits: Limits = Limits(), used_bytes: int = 0) -> LocalVariant:
+def load_variant(bundle: Bundle, limits: Limits = NO_LIMITS, used_bytes: int = 0) -> LocalVariant:
     """Load the first variant of ``bundle`` that runs on this machine. Other models already use ``used_bytes`` of memory.
 
     Raises Unavailable if no variant runs here, ResourceExhausted over the memory limit, and the errors of the engine.

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import Artifact, local_path
-from penstock.bundle.local import Limits, LocalVariant, load_variant
+from penstock.bundle.local import NO_LIMITS, Limits, LocalVariant, load_variant
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.open import Bundle, Contents, as_model, may_be_bundle, read_bundle, read_inner
 from penstock.errors import IntegrityError, InvalidConfig, NotFound, PermissionDenied, Unsupported
@@ -87,8 +87,8 @@ class PipelineBundle:
             )
 
     def replay(self, stages: Stages, variants: Mapping[str, str]) -> None:
-        """Run the golden samples. ``stages`` run the function of the bundle with ``golden.observed``; ``variants`` are the names of the
-        models' running variants. Raises IntegrityError, naming the first step that differs.
+        """Run the golden samples. ``stages`` run the function of the bundle with ``golden.observed``, and the models run ``variants``.
+        Raises IntegrityError, naming the first step that differs.
         """
         tolerances = {name: tolerance_of(bundle, variants[name]) for name, bundle in self.models.items()}
         try:
@@ -146,7 +146,7 @@ def _opened(contents: Contents) -> Bundle | PipelineBundle:
     return as_model(contents)
 
 
-def load_models(models: Mapping[str, Bundle], limits: Limits = Limits()) -> dict[str, LocalVariant]:
+def load_models(models: Mapping[str, Bundle], limits: Limits = NO_LIMITS) -> dict[str, LocalVariant]:
     """Load all models in this process. Raises the errors of ``load_variant``; then no model stays loaded."""
     found: dict[str, LocalVariant] = {}
     try:

@@ -103,19 +103,21 @@ def difference(before: Recorded, now: Recorded, tolerance: float) -> str:
     if before.kind != now.kind:
         return f"it is {_KINDS[now.kind]}, and was {_KINDS[before.kind]}"
     if (before.datatype, before.shape) != (now.datatype, now.shape):
-        if before.kind == "list":
-            return f"it has {now.shape[0]} elements, and had {before.shape[0]}"
-        assert before.datatype is not None
-        assert now.datatype is not None
-        return f"it is {now.datatype.value} {list(now.shape)}, and was {before.datatype.value} {list(before.shape)}"
+        return f"it is {_shown(now)}, and was {_shown(before)}"
     if before.digest != now.digest:
         return "its content is different"
     if len(before.items) != len(now.items) or len(before.sample) != len(now.sample):
         return "its recorded elements are incomplete"
-    for number, (one, two) in enumerate(zip(before.items, now.items, strict=True)):
-        if reason := difference(one, two, tolerance):
-            return f"element {number} differs: {reason}"
-    return _float_difference(np.frombuffer(before.sample, "<f8"), np.frombuffer(now.sample, "<f8"), tolerance)
+    pairs = enumerate(zip(before.items, now.items, strict=True))
+    inner = (f"element {n}: {reason}" for n, (one, two) in pairs if (reason := difference(one, two, tolerance)))
+    return next(inner, "") or _float_difference(
+        np.frombuffer(before.sample, "<f8"), np.frombuffer(now.sample, "<f8"), tolerance
+    )
+
+
+def _shown(value: Recorded) -> str:
+    shape = list(value.shape)
+    return f"{value.datatype.value} {shape}" if value.datatype is not None else f"{value.kind} {shape}"
 
 
 _KINDS = {"array": "an array", "text": "a text", "file": "a file", "list": "a list", "absent": "absent"}
