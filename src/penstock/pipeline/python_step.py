@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -46,10 +46,6 @@ class PythonStep(msgspec.Struct, frozen=True, eq=False, dict=True):
         if not isinstance(results, tuple | list) or len(results) != len(self.outputs):
             raise InvalidInput(f"'{self.function}' of {self.file} must return {len(self.outputs)} values")
         return dict(zip(self.outputs, results, strict=True))
-
-    def run_many(self, items: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
-        """The outputs for each of ``items``."""
-        return [self.run(item) for item in items]
 
     @functools.cached_property
     def _loaded(self) -> Callable[..., Any]:

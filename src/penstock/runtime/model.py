@@ -1,4 +1,4 @@
-"""Runtime: opens a bundle in the calling process and runs inference without a server."""
+"""A model in the calling process, without a server."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact, Format
+from penstock.bundle.local import NO_LIMITS, Limits, load_variant
 from penstock.bundle.manifest import Manifest, Variant
-from penstock.bundle.open import open_model
+from penstock.bundle.open import Bundle
 from penstock.engines.base import LoadedModel
-from penstock.engines.registry import engines_for, get_engine, is_available
+from penstock.engines.registry import engines_for, get_engine
 from penstock.errors import InvalidArgument, Unsupported, quoted
-from penstock.resources import machine_facts
 from penstock.rows.proof import coupling
 from penstock.tensor import Array, Signature
 
@@ -162,21 +162,18 @@ def _may_be_nan(array: Array) -> bool:
     return array.dtype.kind in "fc"
 
 
-def open(path: str | Path) -> Model:
-    """Open a bundle with the engine of its tuned variant, or a model file or folder with the default engine of its format.
+def load_file(artifact: Artifact, path: Path) -> Model:
+    """The model file or folder at ``path`` with the default engine of its format. Raises Unsupported, InvalidModel."""
+    engines = engines_for(artifact.format)
+    if not engines:
+        raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
+    loaded = get_engine(engines[0]).load(artifact, {})
+    reason = coupling(artifact, loaded.signature)
+    return Model(path.stem, loaded, max_batch=1 if reason else _MAX_BATCH, coupling=reason)
 
-    Raises NotFound, IntegrityError (changed bundle), Unavailable (no variant runs on this machine), InvalidModel, Unsupported.
-    """
-    opened = open_model(path)
-    if isinstance(opened, Artifact):
-        engines = engines_for(opened.format)
-        if not engines:
-            raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
-        loaded = get_engine(engines[0]).load(opened, {})
-        reason = coupling(opened, loaded.signature)
-        return Model(Path(path).stem, loaded, max_batch=1 if reason else _MAX_BATCH, coupling=reason)
-    variant = opened.choose(machine_facts(), is_available)
-    artifact = opened.artifact(variant)
-    loaded = get_engine(variant.engine).load(artifact, variant.options)
-    reason = coupling(artifact, loaded.signature) if opened.manifest.serving.max_batch == 1 else ""
-    return Model(opened.name, loaded, variant, opened.manifest, coupling=reason)
+
+def load_bundle(bundle: Bundle, limits: Limits = NO_LIMITS) -> Model:
+    """The model of ``bundle`` with the engine of its tuned variant. Raises the errors of ``load_variant``."""
+    loaded, variant, _ = load_variant(bundle, limits)
+    reason = coupling(bundle.artifact(variant), loaded.signature) if bundle.manifest.serving.max_batch == 1 else ""
+    return Model(bundle.name, loaded, variant, bundle.manifest, coupling=reason)
