@@ -9,8 +9,22 @@ from penstock.errors import InvalidConfig
 from penstock.pipeline.steps.base import Step
 
 _STEPS = {
+    "argmax": "scores.ranking:Argmax",
+    "colour": "image.channels:Colour",
+    "crop": "image.geometry:Crop",
+    "ctc_decode": "scores.ctc:CtcDecode",
+    "decode_image": "image.decode:DecodeImage",
+    "l2_normalise": "scores.embeddings:L2Normalise",
+    "layout": "image.normalise:ImageLayout",
+    "letterbox": "image.geometry:Letterbox",
+    "normalise": "image.normalise:Normalise",
+    "pad_image": "image.geometry:PadImage",
+    "pool": "scores.embeddings:Pool",
+    "resize": "image.resize:Resize",
     "sigmoid": "scores.activations:Sigmoid",
     "softmax": "scores.activations:Softmax",
+    "threshold": "scores.ranking:Threshold",
+    "top_k": "scores.ranking:TopK",
 }
 """Name of a step -> its module below this folder, and its class."""
 
