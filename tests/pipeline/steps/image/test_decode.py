@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from pictures import encoded, pictures, random_pixels
 
 from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.image.decode import DecodeImage
 from penstock.pipeline.value import FILE, TEXT, Media
 from penstock.tensor import Array
+from pictures import encoded, pictures, random_pixels
 
 FLAGS = {"rgb": cv2.IMREAD_COLOR_RGB, "bgr": cv2.IMREAD_COLOR, "grey": cv2.IMREAD_GRAYSCALE}
 RGBA = random_pixels(20, 31, 4)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import pictures, random_pixels
 from transformers.image_transforms import center_crop
 from transformers.image_utils import ChannelDimension
 
@@ -18,6 +17,7 @@ from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.image.geometry import Crop, Letterbox, PadImage
 from penstock.pipeline.value import Media, ValueType
 from penstock.tensor import Array, DataType
+from pictures import pictures, random_pixels
 
 SIZES = st.tuples(st.integers(1, 90), st.integers(1, 90))
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from pictures import pictures, random_pixels
 from transformers.image_transforms import normalize, rescale
 
 from penstock.errors import InvalidConfig, InvalidInput
@@ -23,6 +22,7 @@ from penstock.pipeline.steps.image.normalise import ImageLayout, Normalise
 from penstock.pipeline.steps.image.resize import Resize
 from penstock.pipeline.value import Media, ValueType
 from penstock.tensor import Array, DataType
+from pictures import pictures, random_pixels
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RGB = ValueType(Media.IMAGE, DataType.UINT8, (-1, -1, 3), colour="rgb")

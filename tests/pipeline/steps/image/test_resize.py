@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from pictures import pictures, random_pixels
 
 from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.image.resize import Resize
 from penstock.pipeline.value import TEXT, Media, ValueType
 from penstock.tensor import Array, DataType
+from pictures import pictures, random_pixels
 
 FILTERS = ["nearest", "bilinear", "bicubic", "lanczos", "area"]
 PILLOW = dict(zip(FILTERS, [Image.NEAREST, Image.BILINEAR, Image.BICUBIC, Image.LANCZOS, Image.BOX], strict=True))
