@@ -128,7 +128,7 @@ def test_mistakes_are_explained(penstock, bundle: Path, folder: Path, arguments,
 
 
 def test_progress_is_shown_without_a_terminal(bundle: Path, folder: Path, monkeypatch, capsys) -> None:
-    from penstock.cli import video  # noqa: PLC0415 - the module and the command have one name
+    from penstock.cli.pipelines import video  # noqa: PLC0415 - the module and the command have one name
 
     told: list[tuple[str, int, int]] = []
     monkeypatch.setattr(video.StageProgress, "__call__", lambda _self, *stage: told.append(stage))
