@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import pictures, random_pixels
 from transformers.image_transforms import center_crop
 from transformers.image_utils import ChannelDimension
 
@@ -18,6 +17,7 @@ from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.image.geometry import Crop, Letterbox, PadImage
 from penstock.pipeline.value import Media, ValueType
 from penstock.tensor import Array, DataType
+from pictures import pictures, random_pixels
 
 SIZES = st.tuples(st.integers(1, 90), st.integers(1, 90))
 
@@ -38,7 +38,8 @@ def torchvision_center_crop(pixels: Array, size: tuple[int, int]) -> Array:
         height, width = tensor.shape[1:]
     top = round((height - crop_height) / 2.0)
     left = round((width - crop_width) / 2.0)
-    return tensor[:, top : top + crop_height, left : left + crop_width].numpy().transpose(1, 2, 0)
+    found: Array = tensor[:, top : top + crop_height, left : left + crop_width].numpy().transpose(1, 2, 0)
+    return found
 
 
 def ultralytics_letterbox(image: Array, new_shape: tuple[int, int], scaleup: bool) -> Array:

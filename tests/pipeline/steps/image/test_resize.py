@@ -11,15 +11,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from pictures import pictures, random_pixels
 
 from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.image.resize import Resize
 from penstock.pipeline.value import TEXT, Media, ValueType
 from penstock.tensor import Array, DataType
+from pictures import pictures, random_pixels
 
 FILTERS = ["nearest", "bilinear", "bicubic", "lanczos", "area"]
-PILLOW = dict(zip(FILTERS, [Image.NEAREST, Image.BILINEAR, Image.BICUBIC, Image.LANCZOS, Image.BOX], strict=True))
+PILLOW = dict(
+    zip(
+        FILTERS,
+        [
+            Image.Resampling.NEAREST,
+            Image.Resampling.BILINEAR,
+            Image.Resampling.BICUBIC,
+            Image.Resampling.LANCZOS,
+            Image.Resampling.BOX,
+        ],
+        strict=True,
+    )
+)
 OPENCV = dict(
     zip(
         FILTERS,

@@ -78,7 +78,7 @@ class Threshold(_Ranking, frozen=True, kw_only=True):
             raise InvalidConfig(f"step 'threshold' has 'at: {self.at}', which is not a finite number")
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """Types of any number of classes. Raises InvalidConfig if the input has several dimensions, or the number of labels differs."""
+        """Types of any number of classes. Raises InvalidConfig if the input has several dimensions, or other labels than classes."""
         return self._checked("threshold", inputs["value"], -1)
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
