@@ -21,6 +21,7 @@ _STEPS = {
     "decode_yolo": "boxes.heads:DecodeYolo",
     "draw": "boxes.draw:Draw",
     "l2_normalise": "scores.embeddings:L2Normalise",
+    "label": "scores.ranking:Label",
     "layout": "image.normalise:ImageLayout",
     "letterbox": "image.geometry:Letterbox",
     "nms": "boxes.nms:Nms",

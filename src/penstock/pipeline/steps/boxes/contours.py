@@ -28,7 +28,7 @@ class ContourBoxes(Step, frozen=True, kw_only=True):
     3. The rectangle is enlarged on all sides by ``area * unclip / perimeter``.
 
     The corners are in pixels of the map: top left, top right, bottom right, bottom left. Boxes are in reading order: by their top, then
-    by their left edge. PaddleOCR enlarges by a polygon with whole coordinates, so its corners differ by up to 2 pixels.
+    by their left edge. PaddleOCR enlarges a polygon with whole coordinates, so its corners may differ by 2 pixels.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("boxes", "scores")

@@ -51,10 +51,10 @@ class CropBoxes(Step, frozen=True, kw_only=True):
 
 
 class WarpBoxes(Step, frozen=True, kw_only=True):
-    """Cut each quadrilateral [n, 4, 2] out of a picture, and straighten it to a rectangle. The result is a list of pictures, in order.
+    """Cut each quadrilateral [n, 4, 2] out of a picture, and straighten it. The result is a list of pictures, in order.
 
-    The corners are top left, top right, bottom right, bottom left. Width and height are the longer of the two opposite sides. The pixels
-    are those of ``cv2.warpPerspective`` with INTER_CUBIC and BORDER_REPLICATE, as in PaddleOCR.
+    The corners are top left, top right, bottom right, bottom left. Width and height are the longer of the two opposite sides. The
+    pixels are those of ``cv2.warpPerspective`` with INTER_CUBIC and BORDER_REPLICATE, as in PaddleOCR.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("image", "boxes")
