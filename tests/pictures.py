@@ -17,7 +17,8 @@ def random_pixels(height: int, width: int, channels: int = 3, seed: int = 0) -> 
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, channels))
     smooth = coarse.repeat(8, 0).repeat(8, 1)[:height, :width]
-    return np.clip(smooth + rng.integers(-20, 20, smooth.shape), 0, 255).astype(np.uint8)
+    found: Array = np.clip(smooth + rng.integers(-20, 20, smooth.shape), 0, 255).astype(np.uint8)
+    return found
 
 
 def encoded(picture: Image.Image | Array, format: str = "PNG", **options: Any) -> bytes:

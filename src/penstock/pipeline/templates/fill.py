@@ -40,11 +40,11 @@ def fill(kind: str, given: Given) -> str:
     facts = {"name": given.name, "model": json.dumps(given.model), **KINDS[kind](given)}
     lines = []
     for line in files(__package__).joinpath(f"{kind}.yaml").read_text().splitlines():
-        if match := _CONDITION.match(line):
-            if not facts[match[1]]:
-                continue
-            line = f"  {line[match.end() :]}"
-        lines.append(Template(line).substitute(facts))
+        match = _CONDITION.match(line)
+        if match is None:
+            lines.append(Template(line).substitute(facts))
+        elif facts[match[1]]:
+            lines.append(Template(f"  {line[match.end() :]}").substitute(facts))
     return "\n".join(lines) + "\n"
 
 

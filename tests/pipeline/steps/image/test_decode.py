@@ -63,6 +63,7 @@ def by_pillow(content: bytes, colour: str) -> Array:
 def by_opencv(content: bytes, colour: str) -> Array:
     """What code with OpenCV reads."""
     pixels = cv2.imdecode(np.frombuffer(content, np.uint8), FLAGS[colour])
+    assert pixels is not None
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
@@ -149,10 +150,9 @@ def test_damaged_files_are_errors_or_pictures(
     length = data.draw(st.integers(0, len(content)))
     try:
         found = decoded(bytes(content[:length]), like=like, max_pixels=1_000_000)
-    except InvalidInput as error:
-        assert len(str(error)) < 400
-    else:
-        assert found.ndim == 3
+    except InvalidInput:
+        return
+    assert found.ndim == 3
 
 
 @pytest.mark.parametrize("like", ["pillow", "opencv"])

@@ -38,7 +38,8 @@ def torchvision_center_crop(pixels: Array, size: tuple[int, int]) -> Array:
         height, width = tensor.shape[1:]
     top = round((height - crop_height) / 2.0)
     left = round((width - crop_width) / 2.0)
-    return tensor[:, top : top + crop_height, left : left + crop_width].numpy().transpose(1, 2, 0)
+    found: Array = tensor[:, top : top + crop_height, left : left + crop_width].numpy().transpose(1, 2, 0)
+    return found
 
 
 def ultralytics_letterbox(image: Array, new_shape: tuple[int, int], scaleup: bool) -> Array:

@@ -70,19 +70,19 @@ def test_colours_equal_both_libraries(pixels: Array, to: Any) -> None:
 def some_steps() -> st.SearchStrategy[list[Step]]:
     """Chains of steps on pictures, in all orders that fit together."""
     sides = st.tuples(st.integers(1, 30), st.integers(1, 30))
-    geometry = st.one_of(
+    geometry: st.SearchStrategy[Step] = st.one_of(
         sides.map(lambda size: Resize(size=size)),
         sides.map(lambda size: Crop(size=size)),
         sides.map(lambda size: Letterbox(size=size)),
         st.integers(1, 9).map(lambda number: PadImage(multiple_of=number)),
     )
-    swap = st.sampled_from(
+    swap: st.SearchStrategy[Step] = st.sampled_from(
         [Colour(source="rgb", to="bgr"), Colour(source="bgr", to="rgb"), Colour(source="rgb", to="grey")]
     )
-    numbers = st.sampled_from(
+    numbers: st.SearchStrategy[Step] = st.sampled_from(
         [Normalise(), Normalise(scale=1, mean=(3.0,), std=(2.0,)), Normalise(mean=(0.1, 0.2, 0.3))]
     )
-    last = st.sampled_from([ImageLayout(), ImageLayout(order="hwc")])
+    last: st.SearchStrategy[Step] = st.sampled_from([ImageLayout(), ImageLayout(order="hwc")])
     chain = st.tuples(
         st.lists(geometry, max_size=2),
         st.lists(swap, max_size=1),

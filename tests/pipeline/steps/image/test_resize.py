@@ -19,7 +19,19 @@ from penstock.tensor import Array, DataType
 from pictures import pictures, random_pixels
 
 FILTERS = ["nearest", "bilinear", "bicubic", "lanczos", "area"]
-PILLOW = dict(zip(FILTERS, [Image.NEAREST, Image.BILINEAR, Image.BICUBIC, Image.LANCZOS, Image.BOX], strict=True))
+PILLOW = dict(
+    zip(
+        FILTERS,
+        [
+            Image.Resampling.NEAREST,
+            Image.Resampling.BILINEAR,
+            Image.Resampling.BICUBIC,
+            Image.Resampling.LANCZOS,
+            Image.Resampling.BOX,
+        ],
+        strict=True,
+    )
+)
 OPENCV = dict(
     zip(
         FILTERS,

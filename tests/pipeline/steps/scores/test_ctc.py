@@ -27,7 +27,8 @@ def collapsed(path: tuple[int, ...], blank: int) -> str:
 def probabilities(steps: int, seed: int) -> Array:
     """Random probabilities of three classes."""
     powers = np.exp(np.random.default_rng(seed).normal(size=(steps, 3)) * 2).astype(np.float32)
-    return powers / powers.sum(1, keepdims=True)
+    found: Array = powers / powers.sum(1, keepdims=True)
+    return found
 
 
 @settings(deadline=None)

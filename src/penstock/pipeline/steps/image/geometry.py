@@ -129,7 +129,7 @@ class Letterbox(Step, frozen=True, kw_only=True):
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The picture, resized as ``cv2.resize`` does with INTER_LINEAR, and padded."""
         pixels = np.ascontiguousarray(pixels_of(inputs["value"]))
-        ratio, (height, width), edges = placed(pixels.shape[0], pixels.shape[1], self)
+        _, (height, width), edges = placed(pixels.shape[0], pixels.shape[1], self)
         if pixels.shape[:2] != (height, width):
             pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR).reshape(height, width, -1)
         return {"value": bordered(pixels, edges, self.value)}

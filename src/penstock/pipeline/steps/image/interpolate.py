@@ -24,6 +24,7 @@ def interpolated(pixels: Array, height: int, width: int, filter: str, *, antiali
         rows, columns = _nearest(pixels.shape[0], height), _nearest(pixels.shape[1], width)
         return np.ascontiguousarray(pixels[rows[:, None], columns])
     real = pixels.astype(np.float32)
+    found: Array
     if filter == "area":
         found = _averaged(_averaged(real, height, 0), width, 1).astype(np.float32)
     elif antialias:

@@ -31,7 +31,11 @@ class Normalise(Step, frozen=True, kw_only=True):
     """Number by which the difference is divided: one, or one for each channel."""
 
     def __post_init__(self) -> None:
-        if not np.isfinite((self.scale, *self.mean, *self.std)).all() or not self.mean or 0 in np.float32(self.std):
+        if (
+            not np.isfinite((self.scale, *self.mean, *self.std)).all()
+            or not self.mean
+            or not np.array(self.std, np.float32).all()
+        ):
             raise InvalidConfig("step 'normalise' needs finite numbers, and a 'std' other than 0")
         if not self.std or len({len(self.mean), len(self.std)} - {1}) > 1:
             raise InvalidConfig(f"step 'normalise' has {len(self.mean)} means, but {len(self.std)} values of 'std'")
@@ -62,7 +66,7 @@ class Normalise(Step, frozen=True, kw_only=True):
 
     def _computed(self, pixels: Array) -> Array:
         scaled = (pixels.astype(np.float64) * self.scale).astype(np.float32)
-        found: Array = (scaled - np.float32(self.mean)) / np.float32(self.std)
+        found: Array = (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
         return found
 
     def table(self, channels: int) -> Array:

@@ -79,6 +79,6 @@ class L2Normalise(Step, frozen=True, kw_only=True):
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The vectors of length 1, in the input's datatype. Lengths are computed in FP32 or FP64."""
         vectors: Array = inputs["value"]
-        wide = vectors.astype(np.float64 if vectors.dtype == np.float64 else np.float32, copy=False)
+        wide: Array = vectors.astype(np.float64 if vectors.dtype == np.float64 else np.float32, copy=False)
         length = np.sqrt((wide * wide).sum(axis=self.axis, keepdims=True))
         return {"value": (wide / np.maximum(length, self.epsilon)).astype(vectors.dtype, copy=False)}
