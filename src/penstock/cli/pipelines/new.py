@@ -29,8 +29,14 @@ def new(
     kind: Annotated[str, typer.Argument(help=f"The template: {', '.join(KINDS)}.", show_default=False)],
     folder: Annotated[Path, typer.Argument(help="The new folder.", show_default=False)],
     model: Annotated[Path, typer.Option(help="The model: an ONNX file, or a bundle of a model.", show_default=False)],
+    recogniser: Annotated[
+        Path | None, typer.Option(help="The second model of the template ocr, which reads one line of text.")
+    ] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="Text file with one class per line. Default: the classes are numbered.")
+        Path | None,
+        typer.Option(
+            help="Text file with one class per line; for ocr, one character. Default: the classes are numbered."
+        ),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="The tokenizer.json of a text model. Default: the file beside the model.")
@@ -57,14 +63,13 @@ def new(
         )
     with replacing(folder, overwrite=False) as made:
         made.mkdir()
-        file = _copy_model(model, made)
-        given = Given(
-            name=folder.name, model=file, signature=_signature(made / file), final_operator=_final(made / file)
-        )
+        given = _given(folder.name, model, made)
+        if recogniser is not None:
+            given = msgspec.structs.replace(given, recogniser=_given(folder.name, recogniser, made))
         text = fill(kind, given)
         (made / DECLARATION).write_text(text)
         if LABELS in text:
-            (made / LABELS).write_text(_labels(labels, given))
+            (made / LABELS).write_text(_labels(labels, kind, given))
         if TOKENIZER in text:
             source = tokenizer or model.parent / TOKENIZER
             if not source.is_file():
@@ -84,6 +89,12 @@ def new(
     print(f"next: penstock pack {folder / DECLARATION} -o {folder.name}.bundle")
 
 
+def _given(name: str, model: Path, folder: Path) -> Given:
+    """The facts about ``model``, which is copied to ``folder``."""
+    file = _copy_model(model, folder)
+    return Given(name=name, model=file, signature=_signature(folder / file), final_operator=_final(folder / file))
+
+
 def _copy_model(model: Path, folder: Path) -> str:
     """Copy ``model``, with its external data, to ``folder``. Returns the name of its file there."""
     if not model.exists():
@@ -94,6 +105,8 @@ def _copy_model(model: Path, folder: Path) -> str:
         (folder / model.name).write_bytes(model.read_bytes())
         return model.name
     artifact = Artifact.from_file(model)
+    if (folder / artifact.file_name).exists():
+        raise InvalidArgument(f"both models are called '{artifact.file_name}'", "rename one")
     for name, data in artifact.files().items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,8 +130,8 @@ def _final(model: Path) -> str:
     return next((node.op_type for node in graph.node if graph.output[0].name in node.output), "")
 
 
-def _labels(file: Path | None, given: Given) -> str:
-    count = class_count(given)
+def _labels(file: Path | None, kind: str, given: Given) -> str:
+    count = class_count(kind, given)
     if file is None:
         if count < 0:
             raise InvalidArgument(

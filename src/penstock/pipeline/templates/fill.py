@@ -16,7 +16,9 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 _CONDITION = re.compile(r"\[(\w+)\] ")
 _NAME = re.compile(r"[^A-Za-z0-9_]+")
-_SIDE, _RATE, _HOP, _TOKENS = 224, 16_000, 160, 512
+_SIDE, _LARGE_SIDE, _LINE = 224, 640, (48, 320)
+"""Sizes of pictures for models that take any size."""
+_RATE, _HOP, _TOKENS = 16_000, 160, 512
 _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _NORMALISED = frozenset({"Softmax", "Sigmoid"})
 
@@ -31,6 +33,8 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     signature: Signature
     final_operator: str = ""
     """The ONNX operator that computes the output, if known."""
+    recogniser: Given | None = None
+    """The second model of ``ocr``."""
     options: Mapping[str, Any] = {}
     """Values of the template that are known from elsewhere, such as ``mean``."""
 
@@ -48,44 +52,114 @@ def fill(kind: str, given: Given) -> str:
     return "\n".join(lines) + "\n"
 
 
-def class_count(given: Given) -> int:
-    """The number of classes of a classifier; -1 if the signature does not tell."""
-    return _scores(given).shape[-1]
+def class_count(kind: str, given: Given) -> int:
+    """The number of labels that the template ``kind`` needs for a model; -1 if the signature does not tell."""
+    if kind == "ocr":
+        count = _recognised(given).shape[-1]
+        return count - 1 if count > 0 else -1  # one class is the blank
+    return _head(given)[2] if kind == "detector" else _scores(given).shape[-1]
 
 
-def _image_classifier(given: Given) -> dict[str, Any]:
+def _picture(given: Given, default: tuple[int, int]) -> dict[str, Any]:
+    """Facts about the only input, a picture. ``default`` is its size if it may have any."""
     spec = _only(given, "a picture [N, C, H, W] or [N, H, W, C]", lambda spec: _layout(spec) is not None)
     layout = _layout(spec)
     assert layout is not None
     channels, height, width = (spec.shape[layout.index(axis)] for axis in "CHW")
-    size = [_SIDE if side < 0 else side for side in (height, width)]
-    crop = given.options.get("crop", "")
     floats, planes = spec.datatype.is_float, layout == "NCHW"
-    sized = "cropped" if crop else "resized"
-    filled = "normalised" if floats else sized
-    ones = 1 if channels == 1 else 3
+    filled = "normalised" if floats else "resized"
     return {
         "colour": "grey" if channels == 1 else "rgb",
-        "resize": f"size: {size}",
-        "filter": "bilinear",
-        "crop": crop,
+        "size": [one if one > 0 else other for one, other in zip((height, width), default, strict=True)],
         "floats": floats,
         "planes": planes,
-        "sized": sized,
         "filled": filled,
         "tensor": "planes" if planes else filled,
         "scale": 1 / 255,
-        "mean": [0.0] * ones,
-        "std": [1.0] * ones,
+        "mean": [0.0] * (1 if channels == 1 else 3),
+        "std": [1.0] * (1 if channels == 1 else 3),
         "input": json.dumps(spec.name),
+    }
+
+
+def _image_classifier(given: Given) -> dict[str, Any]:
+    facts = _picture(given, (_SIDE, _SIDE))
+    crop = given.options.get("crop", "")
+    if crop and not facts["floats"]:
+        facts |= {"filled": "cropped", "tensor": "planes" if facts["planes"] else "cropped"}
+    sized = "cropped" if crop else "resized"
+    return facts | {
+        "resize": f"size: {facts['size']}",
+        "filter": "bilinear",
+        "crop": crop,
+        "sized": sized,
         **_classes(given),
-    } | dict(given.options)
+        **given.options,
+    }
 
 
 def _layout(spec: TensorSpec) -> str | None:
     if len(spec.shape) != 4:
         return None
     return "NCHW" if spec.shape[1] in (1, 3) else "NHWC" if spec.shape[3] in (1, 3) else None
+
+
+def _detector(given: Given) -> dict[str, Any]:
+    version, output, _ = _head(given)
+    boxes = next((spec.name for spec in given.signature.outputs if spec.shape[-1:] == (4,)), "")
+    return _picture(given, (_LARGE_SIDE, _LARGE_SIDE)) | {
+        "yolo": version != "detr",
+        "detr": version == "detr",
+        "version": version,
+        "output": json.dumps(output),
+        "boxes": json.dumps(boxes),
+    }
+
+
+def _head(given: Given) -> tuple[str, str, int]:
+    """The kind of a detector's output, its name, and the number of classes (-1 if unknown)."""
+    outputs = [spec for spec in given.signature.outputs if len(spec.shape) == 3 and spec.datatype.is_float]
+    boxes = [spec for spec in outputs if spec.shape[2] == 4]
+    logits = [spec for spec in outputs if spec.shape[2] != 4]
+    if len(outputs) == 2 and len(boxes) == len(logits) == 1:
+        return "detr", logits[0].name, logits[0].shape[2]
+    if len(outputs) == 1 and outputs[0].shape[1] > 0 and outputs[0].shape[1] != outputs[0].shape[2]:
+        _, rows, columns = outputs[0].shape
+        # There are more anchors than numbers for each of them, and a free size is that of the anchors.
+        if columns < 0 or rows < columns:
+            return "v8", outputs[0].name, rows - 4
+    if len(outputs) == 1 and outputs[0].shape[2] > 5:
+        return "v5", outputs[0].name, outputs[0].shape[2] - 5
+    wanted = "the output of YOLO, [N, 4 + classes, anchors] or [N, anchors, 5 + classes], or of DETR, two outputs"
+    raise _no_fit("outputs", given.signature.outputs, wanted)
+
+
+def _ocr(given: Given) -> dict[str, Any]:
+    reader, facts = given.recogniser, _picture(given, (_LARGE_SIDE, _LARGE_SIDE))
+    found = _output(given, "a map of probabilities [N, 1, H, W]", lambda spec: len(spec.shape) in (3, 4))
+    output = _recognised(given)
+    assert reader is not None
+    line = _picture(reader, _LINE)
+    if not (facts["floats"] and line["floats"]):
+        raise InvalidArgument(
+            "the models of this template take floating-point pictures", "write the declaration yourself"
+        )
+    return facts | {
+        "output": json.dumps(found.name),
+        "recogniser": json.dumps(reader.model),
+        "line_size": line["size"],
+        "line_planes": line["planes"],
+        "line_input": line["input"],
+        "line_tensor": "line_planes" if line["planes"] else "line_normalised",
+        "line_output": json.dumps(output.name),
+        "softmax": "false" if reader.final_operator in _NORMALISED else "true",
+    }
+
+
+def _recognised(given: Given) -> TensorSpec:
+    if given.recogniser is None:
+        raise InvalidArgument("the template 'ocr' needs a second model, which reads lines", "give it with --recogniser")
+    return _output(given.recogniser, "probabilities [N, time, classes]", lambda spec: len(spec.shape) == 3)
 
 
 def _text_classifier(given: Given) -> dict[str, Any]:
@@ -213,8 +287,10 @@ def _no_fit(what: str, specs: tuple[TensorSpec, ...], wanted: str) -> InvalidArg
 
 KINDS: Mapping[str, Callable[[Given], dict[str, Any]]] = {
     "audio-classifier": _audio_classifier,
+    "detector": _detector,
     "embedding": _embedding,
     "image-classifier": _image_classifier,
+    "ocr": _ocr,
     "tabular": _tabular,
     "text-classifier": _text_classifier,
 }
