@@ -47,8 +47,12 @@ class Line:
         self._turns = 0
         """Number of callbacks that ``_locked`` has run."""
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Start the threads. Call once."""
         self.workers.start()
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -121,7 +125,7 @@ class Line:
                 self._timeline.add(part.path, (item,), part.step.model, start_ns)
             self._post(partial(done, from_rows(part.step, told)))
 
-        return part.caller.start(part.step.to_model(inputs), answered)
+        return part.caller.start(item, part.step.to_model(inputs), answered)
 
 
 class _Map:
