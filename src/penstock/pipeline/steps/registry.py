@@ -9,6 +9,7 @@ from penstock.errors import InvalidConfig
 from penstock.pipeline.steps.base import Step
 
 _STEPS = {
+    "constant": "constant:Constant",
     "sigmoid": "scores.activations:Sigmoid",
     "softmax": "scores.activations:Softmax",
 }
