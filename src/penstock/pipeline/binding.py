@@ -13,6 +13,7 @@ from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function, MapStep, ModelStep
 from penstock.pipeline.graph import GraphPlan
 from penstock.pipeline.models import LocalModel, ModelCaller, attempted, guarded, run_rows, shapes_of
+from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.stage import Inputs, StageSpec, one_group
 from penstock.pipeline.steps.base import Step
 
@@ -92,12 +93,12 @@ def _model_stage(name: str, step: ModelStep, model: LocalModel) -> StageSpec:
     )
 
 
-def _stage(name: str, step: Step) -> StageSpec:
-    is_vectorised = type(step).run_many is not Step.run_many
+def _stage(name: str, step: Step | PythonStep) -> StageSpec:
+    is_vectorised = isinstance(step, Step) and type(step).run_many is not Step.run_many
     return StageSpec(name, partial(_run_step, step), max_batch=_VECTORISED if is_vectorised else 1)
 
 
-def _run_step(step: Step, items: Sequence[Inputs]) -> list[Told]:
+def _run_step(step: Step | PythonStep, items: Sequence[Inputs]) -> list[Told]:
     if len(items) > 1:
         with suppress(PenstockError):
             return [*step.run_many(items)]

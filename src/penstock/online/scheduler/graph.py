@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from typing import Protocol
 
-
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable, prefixed
 from penstock.online.scheduler.answers import Answers
 from penstock.online.scheduler.base import Cancellable
@@ -41,7 +40,7 @@ class Passing(Pending, eq=False):
     """A request, and its progress through the graph. The requests to the models are created from ``request``."""
 
     run: Run | None = None
-    release: Callable[[], None] = lambda: None
+    release: Callable[[], object] = lambda: None
     """Called when the request ends."""
     started_ns: int = 0
     timer: asyncio.TimerHandle | None = None
