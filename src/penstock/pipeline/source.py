@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+import msgspec
+
 from penstock.errors import InvalidConfig, Unsupported, quoted, shortened
 
 MAX_BYTES = 1 << 20
@@ -55,6 +57,14 @@ class Source:
 def located(name: str, line: int, message: str, hint: str = "") -> Located:
     """An error with the name of the file and the line, if it is known, in front of its ``message``."""
     return Located(f"{name}, line {line}: {message}" if line else f"{name}: {message}", hint)
+
+
+def read_json(text: bytes, name: str) -> Source:
+    """The data of the canonical form, ``text``. Raises InvalidConfig."""
+    try:
+        return Source(name, msgspec.json.decode(text), {})
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise located(name, 0, f"this is not valid JSON: {error}") from None
 
 
 def read_source(text: bytes, name: str) -> Source:
