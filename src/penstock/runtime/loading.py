@@ -21,9 +21,9 @@ def open(
 ) -> Model | Pipeline:
     """Open a bundle with the engine of its tuned variant, or a model file or folder with the default engine of its format.
 
-    The bundle of a pipeline gives a ``Pipeline``; any other source gives a ``Model``. For bundles, ``threads`` is the number of threads
-    of each model, and ``max_memory`` limits the estimated bytes of memory of all models. With ``power_saving``, idle threads sleep
-    instead of spinning. Without ``allow_python``, pipelines with steps in Python are refused.
+    The bundle of a pipeline gives a ``Pipeline``; any other source gives a ``Model``. For bundles, ``threads`` is the number of
+    threads of each model, and ``max_memory`` limits the estimated bytes of memory of all models. With ``power_saving``, idle threads
+    sleep instead of spinning. Without ``allow_python``, pipelines with steps in Python are refused.
 
     Raises NotFound, IntegrityError (changed bundle, or golden samples with other results), Unavailable (no variant runs on this
     machine), ResourceExhausted, PermissionDenied, InvalidModel, Unsupported.

@@ -15,6 +15,7 @@ from penstock.bundle.local import NO_LIMITS, Limits
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
+from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import observed
 from penstock.pipeline.inputs import check_inputs
@@ -43,8 +44,8 @@ class Pipeline:
             models = local_models(bundle.models, self._loaded)
             variants = {name: one.variant.name for name, one in self._loaded.items()}
             if bundle.golden.examples:
-                bundle.replay(Stages(observed(function), models), variants)
-            self._stages = Stages(function, models)
+                bundle.replay(Direct(observed(function), models), variants)
+            self._direct, self._stages = Direct(function, models), Stages(function, models)
         except BaseException:
             self._unload()
             raise
@@ -100,7 +101,7 @@ class Pipeline:
         """The outputs for one item, whose inputs are given by name."""
         values = self._read(inputs)
         with self._running():
-            return self._stages.call(values)
+            return self._direct.call(values)
 
     async def arun(self, *given: Value, **named: Value) -> dict[str, Value]:
         """Like a call, without blocking the event loop. If the task is cancelled, the result is dropped."""

@@ -164,8 +164,10 @@ def _refuse_repository(target: Path) -> None:
     )
 
 
-def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULTS) -> ResolvedVersion:
-    """Resolve ``version`` of ``source``.
+def find(
+    source: ModelSource, version: str, load_options: LoadOptions = _DEFAULTS, part: Bundle | None = None
+) -> ResolvedVersion:
+    """Resolve ``version`` of ``source``. ``part`` is the opened bundle if it is a part of a pipeline.
 
     Raises NotFound, InvalidModel, InvalidConfig, Unsupported, IntegrityError.
     """
@@ -175,11 +177,11 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULT
             f"model '{source.name}' has 'sequence_batching', but each request of a sequence may reach a different process",
             "serve it with 'processes' set to 1",
         )
-    is_target = path.name != version or is_bundle(path) or path.is_file()
+    is_target = part is not None or path.name != version or is_bundle(path) or path.is_file()
     backend = _NO_BACKEND if is_target else backend_of(given, source.name, _names(path), where)
     path /= backend.filename
     max_batch, instances = DEFAULT_MAX_BATCH, 1
-    model = Artifact.from_file(path) if backend.engine else open_model(path)
+    model = part or (Artifact.from_file(path) if backend.engine else open_model(path))
     if isinstance(model, Bundle):
         artifact, engine, options, max_batch, instances = _of_bundle(source, model)
     else:
