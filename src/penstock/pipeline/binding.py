@@ -99,7 +99,7 @@ def _stage(name: str, step: Step | PythonStep) -> StageSpec:
 
 
 def _run_step(step: Step | PythonStep, items: Sequence[Inputs]) -> list[Told]:
-    if len(items) > 1:
+    if isinstance(step, Step) and len(items) > 1:
         with suppress(PenstockError):
             return [*step.run_many(items)]
     return [attempted(step.run, item) for item in items]  # so that only the items that the step rejects fail
