@@ -53,6 +53,8 @@ class LoadOptions(msgspec.Struct, frozen=True):
     """Maximum seconds of one call in a child process; 0 means no limit."""
     processes: int = 1
     """Number of server processes that share the cores."""
+    allow_python: bool = False
+    """True if pipelines may run the Python code in their bundles."""
     warmup_folder: str = ""
     """Folder with recorded requests, in one subfolder per model; empty if requests are not recorded."""
     halt: Halt = msgspec.field(default_factory=Halt)
