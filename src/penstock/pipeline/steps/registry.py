@@ -9,9 +9,32 @@ from penstock.errors import InvalidConfig
 from penstock.pipeline.steps.base import Step
 
 _STEPS = {
+    "argmax": "scores.ranking:Argmax",
+    "colour": "image.channels:Colour",
     "constant": "constant:Constant",
+    "contour_boxes": "boxes.contours:ContourBoxes",
+    "crop": "image.geometry:Crop",
+    "crop_boxes": "boxes.cut:CropBoxes",
+    "ctc_decode": "scores.ctc:CtcDecode",
+    "decode_detr": "boxes.heads:DecodeDetr",
+    "decode_image": "image.decode:DecodeImage",
+    "decode_ssd": "boxes.heads:DecodeSsd",
+    "decode_yolo": "boxes.heads:DecodeYolo",
+    "draw": "boxes.draw:Draw",
+    "l2_normalise": "scores.embeddings:L2Normalise",
+    "layout": "image.normalise:ImageLayout",
+    "letterbox": "image.geometry:Letterbox",
+    "nms": "boxes.nms:Nms",
+    "normalise": "image.normalise:Normalise",
+    "pad_image": "image.geometry:PadImage",
+    "pool": "scores.embeddings:Pool",
+    "resize": "image.resize:Resize",
+    "scale_boxes": "boxes.scale:ScaleBoxes",
     "sigmoid": "scores.activations:Sigmoid",
     "softmax": "scores.activations:Softmax",
+    "threshold": "scores.ranking:Threshold",
+    "top_k": "scores.ranking:TopK",
+    "warp_boxes": "boxes.cut:WarpBoxes",
 }
 """Name of a step -> its module below this folder, and its class."""
 
