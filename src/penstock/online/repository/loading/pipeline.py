@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -54,12 +55,12 @@ def load_any(
     Raises the errors of ``load_version``. For a pipeline, also raises IntegrityError if its golden samples give other results than
     recorded, and PermissionDenied if it runs Python code without ``load_options.allow_python``.
     """
-    path = source.versions[version]
-    if not is_bundle(path) or not isinstance(peek(path), PipelineManifest):
+    path = _bundle_in(source.versions[version])
+    if path is None or not isinstance(peek(path), PipelineManifest):
         return load_version(layout, source, version, load_options)
     refuse_changes(layout, source)
     try:
-        loaded = _load_pipeline(source, version, load_options)
+        loaded = _load_pipeline(path, source, version, load_options)
     except PenstockError as error:
         refuse_changes(layout, source)
         error.message = prefix(source.name) + error.message.removeprefix(prefix(source.name))
@@ -72,9 +73,17 @@ def load_any(
     return loaded
 
 
-def _load_pipeline(source: ModelSource, version: str, load_options: LoadOptions) -> LoadedPipeline:
+def _bundle_in(path: Path) -> Path | None:
+    """The bundle of a version: ``path`` itself, or the only bundle in this folder; None if there is none."""
+    if is_bundle(path):
+        return path
+    found = [one for one in path.glob("*.bundle") if is_bundle(one)] if path.is_dir() else []
+    return found[0] if len(found) == 1 else None
+
+
+def _load_pipeline(path: Path, source: ModelSource, version: str, load_options: LoadOptions) -> LoadedPipeline:
     started = time.monotonic()
-    opened = open_pipeline(source.versions[version])
+    opened = open_pipeline(path)
     opened.check_python(load_options.allow_python)
     function = opened.function(load_options.allow_python)
     parts: dict[str, LoadedVersion] = {}
