@@ -6,8 +6,7 @@ import json
 import runpy
 from pathlib import Path
 
-import pytest
-from jsonschema import Draft202012Validator, ValidationError
+import jsonschema_rs
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 SCRIPT = runpy.run_path(str(DOCS / "pipeline_schema.py"))
@@ -27,9 +26,8 @@ def test_the_schema_is_current() -> None:
 
 
 def test_editors_can_use_it() -> None:
-    validator = Draft202012Validator(json.loads(SCRIPT["text"]()))
-    Draft202012Validator.check_schema(validator.schema)
-    validator.validate(GOOD)
-    for broken in ({**GOOD, "stepz": []}, {**GOOD, "steps": [{"step": "softmax", "out": "p", "axes": 1}]}, {**GOOD, "steps": []}):
-        with pytest.raises(ValidationError):
-            validator.validate(broken)
+    validator = jsonschema_rs.Draft202012Validator(json.loads(SCRIPT["text"]()))
+    assert validator.is_valid(GOOD)
+    wrong = {**GOOD, "steps": [{"step": "softmax", "out": "p", "axes": 1}]}
+    for broken in ({**GOOD, "stepz": []}, wrong, {**GOOD, "steps": []}):
+        assert not validator.is_valid(broken)

@@ -29,8 +29,7 @@ from penstock.offline.judge.accuracy import joined
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import checked_reference, coupling_notes
 from penstock.offline.judge.metric_table import METRICS
-from penstock.runtime import MODELS, Model, Pipeline
-from penstock.runtime import open as open_model
+from penstock.runtime import MODELS, Model
 from penstock.samples.hints import InputHints
 from penstock.samples.open import load_dataset
 from penstock.storage.atomic import check_writable, real_path, replacing, whole_file
@@ -123,9 +122,7 @@ def _infer_model(
 ) -> None:
     if outputs is not None:
         _check_target(outputs, bundle, inputs)
-    with open_model(runnable(bundle)) as model:
-        if isinstance(model, Pipeline):
-            raise InvalidArgument(f"'{bundle}' was replaced by a pipeline", "run the command again")
+    with Model.open(runnable(bundle)) as model:
         independent = model.signature.batchable and not model.coupling
         # The states of a sequence are those that this model returns.
         states = hints_for(meanings_of(model.signature), model.infer).states
