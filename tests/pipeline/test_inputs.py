@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgument
-from penstock.pipeline.inputs import check_inputs
+from penstock.pipeline.inputs import check_inputs, read_array
 from penstock.pipeline.value import FILE, TEXT, Media, ValueType
 from penstock.tensor import DataType
 
@@ -41,3 +41,39 @@ def test_wrong_inputs(changes: dict[str, Any], message: str) -> None:
 def test_a_missing_input() -> None:
     with pytest.raises(InvalidArgument, match="input 'extra' is missing"):
         check_inputs(TYPES, {name: value for name, value in GOOD.items() if name != "extra"})
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype"),
+    [
+        ([1, 2], "FP32"),
+        ([[0.5]], "FP64"),
+        (3, "INT64"),
+        ([1.0, 2.0], "INT64"),
+        ([True], "BOOL"),
+        ([], "FP32"),
+        (7, "BF16"),
+    ],
+)
+def test_numbers_become_arrays(value: Any, datatype: str) -> None:
+    found = read_array(value, DataType(datatype))
+    assert found.dtype == DataType(datatype).dtype
+    np.testing.assert_array_equal(found.astype(np.float64), value)
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype"),
+    [
+        ([1.5], "INT64"),
+        ([300], "UINT8"),
+        ([-1], "UINT8"),
+        ([1e39], "FP32"),
+        (["a"], "FP32"),
+        ([[1], [1, 2]], "FP32"),
+        ({}, "FP32"),
+        (2, "BOOL"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(value: Any, datatype: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        read_array(value, DataType(datatype))

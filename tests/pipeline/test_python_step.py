@@ -56,7 +56,7 @@ def test_code_runs_only_with_permission(capsys: pytest.CaptureFixture[str]) -> N
         {"step": "constant", "value": "a note", "out": "note"},
         {"python": "my.py:grade", "in": {"p": "p", "note": "note"}, "out": "grade"},
     ]
-    given: dict[str, Any] = {"steps": steps, "outputs": ["grade"], "labels": None, "files": FILES}
+    given: dict[str, Any] = {"steps": steps, "outputs": ["grade", "p"], "labels": None, "files": FILES}
     with pytest.raises(PermissionDenied, match="runs Python code, my.py"):
         Direct(function(**given), LOCAL).call({"features": FEATURES})
     assert capsys.readouterr().out == ""
@@ -78,7 +78,7 @@ def test_code_runs_only_with_permission(capsys: pytest.CaptureFixture[str]) -> N
         ("bad.py:f", "bad.py is not valid Python"),
         ("deep.py:f", "deep.py is not valid Python"),
         ("hint.py:f", "the type hint of parameter 'x' of 'f' is wrong"),
-        ("text.py:f", "needs a type hint"),
+        ("text.py:f", "the type hint of parameter 'x' of 'f' is not valid Python"),
         ("star.py:f", "named parameters only"),
     ],
 )
