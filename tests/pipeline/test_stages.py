@@ -180,7 +180,7 @@ class Elsewhere:
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
 
-    def start(self, inputs: dict[str, Array], done: object) -> None:
+    def start(self, item: int, inputs: dict[str, Array], done: object) -> None:
         def answer() -> None:
             if int(inputs["x"][0, 0]) == 3:
                 done(InvalidInput("three"))  # type: ignore[operator]

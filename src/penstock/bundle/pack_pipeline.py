@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from penstock.artifact import file_entries
 from penstock.bundle.manifest import PackedModel, PipelineManifest, check_name, check_version
@@ -20,11 +19,12 @@ from penstock.bundle.pipeline import EXAMPLES, FILES, GOLDEN, PIPELINE, facts_of
 from penstock.errors import InvalidConfig, NotFound, PenstockError, PermissionDenied, prefixed
 from penstock.pipeline.check import checked
 from penstock.pipeline.declaration import Declaration, DeclaredInput, parse
+from penstock.pipeline.direct import Direct
 from penstock.pipeline.function import Function, MapStep
 from penstock.pipeline.golden import Example, ExampleInput, Golden, observed, record
+from penstock.pipeline.inputs import read_array
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.source import MAX_BYTES, read_source
-from penstock.pipeline.stages import Stages
 from penstock.pipeline.steps.base import Resources
 from penstock.pipeline.value import Media
 from penstock.resources import machine_facts
@@ -189,13 +189,13 @@ def _record(
     """The golden samples, and the files of the examples."""
     loaded = load_models(models)
     try:
-        stages = Stages(observed(function), local_models(models, loaded))
+        runner = Direct(observed(function), local_models(models, loaded))
         examples, files = [], {}
         for number in range(len(declared.examples)):
             inputs, own = _example(declared, folder, number)
             files.update(own)
             try:
-                values = record(stages, {name: one.value(own) for name, one in inputs.items()})
+                values = record(runner, {name: one.value(own) for name, one in inputs.items()})
             except PenstockError as error:
                 raise prefixed(f"example {number + 1}: ", error) from error
             examples.append(Example(inputs, values))
@@ -235,8 +235,8 @@ def _example(declared: Declaration, folder: Path, number: int) -> tuple[dict[str
 def _tensor(declared: Declaration, place: tuple[str | int, ...], kind: DeclaredInput, value: Any) -> ExampleInput:
     datatype = kind.datatype or DataType.FP32
     try:
-        array = np.asarray(value, datatype.dtype)
-    except (ValueError, TypeError, OverflowError) as error:
+        array = read_array(value, datatype)
+    except ValueError as error:
         raise declared.error(place, f"the value is not an array of {datatype.value}: {error}") from None
     if len(array.shape) != len(kind.shape) or any(
         want not in (-1, got) for want, got in zip(kind.shape, array.shape, strict=True)

@@ -25,10 +25,9 @@ from penstock.pipeline import golden
 from penstock.pipeline.check import checked
 from penstock.pipeline.declaration import Declaration, parse
 from penstock.pipeline.function import Function, ModelFacts
-from penstock.pipeline.golden import Golden
-from penstock.pipeline.models import LocalModel
+from penstock.pipeline.golden import Golden, Runner
+from penstock.pipeline.models import LocalModel, guarded
 from penstock.pipeline.source import read_json
-from penstock.pipeline.stages import Stages
 from penstock.pipeline.steps.base import Resources
 
 PIPELINE, GOLDEN = "pipeline.json", "golden.json"
@@ -86,13 +85,13 @@ class PipelineBundle:
                 "look at it with `penstock inspect`; if you trust it, allow it with --allow-python or allow_python=True",
             )
 
-    def replay(self, stages: Stages, variants: Mapping[str, str]) -> None:
-        """Run the golden samples. ``stages`` run the function of the bundle with ``golden.observed``, and the models run ``variants``.
+    def replay(self, runner: Runner, variants: Mapping[str, str]) -> None:
+        """Run the golden samples. ``runner`` runs the function of the bundle with ``golden.observed``, and its models ``variants``.
         Raises IntegrityError, naming the first step that differs.
         """
         tolerances = {name: tolerance_of(bundle, variants[name]) for name, bundle in self.models.items()}
         try:
-            golden.replay(stages, self.golden, self.files, variants, tolerances)
+            golden.replay(runner, self.golden, self.files, variants, tolerances)
         except IntegrityError as error:
             raise IntegrityError(f"bundle '{self.path.name}' is refused: {error.message}", error.hint) from error
 
@@ -160,10 +159,10 @@ def load_models(models: Mapping[str, Bundle], limits: Limits = NO_LIMITS) -> dic
 
 
 def local_models(models: Mapping[str, Bundle], loaded: Mapping[str, LocalVariant]) -> dict[str, LocalModel]:
-    """The ``loaded`` models for the stages of a pipeline."""
+    """The ``loaded`` models as parts of a pipeline, which several threads may call."""
     return {
-        name: LocalModel(
-            one.loaded.forward, models[name].manifest.serving.max_batch, calls=0 if one.loaded.reentrant else 1
+        name: guarded(
+            LocalModel(one.loaded.forward, models[name].manifest.serving.max_batch, 0 if one.loaded.reentrant else 1)
         )
         for name, one in loaded.items()
     }

@@ -43,6 +43,7 @@ _PANELS = {
         "new": "Write the declaration of a pipeline for a model, from a template.",
         "build": "Optimise and quantise a model, measure the candidates, and pack the fastest that meets the contract.",
         "compress": "Search for the best sequence of compression methods that meets a contract.",
+        "pack": "Check a pipeline, record its examples, and pack it with its models into one bundle.",
         "inspect": "Show the contents and measurements of a bundle, or what a model contains, needs and seems to take.",
     },
     "Serve": {
@@ -52,7 +53,7 @@ _PANELS = {
         "doctor": "Check the configurations of a model repository against its models, and fix them.",
     },
     "Run and measure": {
-        "infer": "Run a bundle or model on the rows of an npz file, without a server.",
+        "infer": "Run a pipeline on files, or a model on the rows of an npz file, without a server.",
         "video": "Run a pipeline over the frames of a video, and summarise its outputs.",
         "bench": "Load-test a server with a closed or an open loop, and report throughput and latencies.",
     },
@@ -63,7 +64,7 @@ _PANELS = {
 
 COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in panel.items()}
 
-_PIPELINES = ("new", "video")
+_PIPELINES = ("new", "pack", "video")
 """Commands on pipelines, which have their own folder."""
 
 _REMOVED = {"demo": "run `make demo`, or python examples/digits/demo.py, in a checkout"}

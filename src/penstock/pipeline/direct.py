@@ -19,6 +19,7 @@ class Direct:
 
     def __init__(self, function: Function, models: Mapping[str, LocalModel], outputs: Sequence[str] = ()) -> None:
         """``outputs`` are the wanted outputs; by default all."""
+        self.function = function
         self._plan = function.graph.plan(tuple(outputs or function.graph.outputs))
         self._runs = {step.name: _bound(function.work[step.name], step, models) for step in self._plan.steps}
 

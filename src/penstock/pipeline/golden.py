@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from penstock.errors import IntegrityError, PenstockError
 from penstock.pipeline.function import Function, MapStep, ModelStep
-from penstock.pipeline.stages import Stages
 from penstock.pipeline.value import Value
 from penstock.tensor import Array, DataType, as_bytes, from_wire, to_wire
 
@@ -24,6 +24,17 @@ _MAX_ITEMS = 1_000
 """Number of values of a list that are recorded."""
 TOLERANCE = 1e-4
 """Tolerance of models in FP32."""
+
+
+class Runner(Protocol):
+    """Runs a function for one item."""
+
+    @property
+    def function(self) -> Function: ...
+
+    def call(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """The outputs. Raises PenstockError."""
+        ...
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -125,7 +136,7 @@ _KINDS = {"array": "an array", "text": "a text", "file": "a file", "list": "a li
 
 def _float_difference(one: Array, two: Array, tolerance: float) -> str:
     finite = np.isfinite(one)
-    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+    if not (finite == np.isfinite(two)).all() or not np.array_equal(one[~finite], two[~finite], equal_nan=True):
         return "NaN or infinity is at different places"
     if not finite.any():
         return ""
@@ -141,31 +152,31 @@ def observed(function: Function) -> Function:
     return msgspec.structs.replace(function, outputs={name: function.types[name] for name in values}, graph=graph)
 
 
-def record(stages: Stages, inputs: Mapping[str, Value]) -> dict[str, Recorded]:
-    """All values of one run of ``stages``, which run an ``observed`` function. Raises PenstockError."""
-    found = stages.call(inputs)
-    return {name: recorded(found.get(name)) for name in stages.function.outputs}
+def record(runner: Runner, inputs: Mapping[str, Value]) -> dict[str, Recorded]:
+    """All values of one run of ``runner``, which runs an ``observed`` function. Raises PenstockError."""
+    found = runner.call(inputs)
+    return {name: recorded(found.get(name)) for name in runner.function.outputs}
 
 
 def replay(
-    stages: Stages,
+    runner: Runner,
     golden: Golden,
     files: Mapping[str, bytes],
     variants: Mapping[str, str],
     tolerances: Mapping[str, float] = {},
 ) -> None:
-    """Run all examples by ``stages``, which run an ``observed`` function, and compare the results of all steps.
+    """Run all examples by ``runner``, which runs an ``observed`` function, and compare the results of all steps.
 
     ``variants`` and ``tolerances`` have the variant of each model that runs, and its tolerance. If another variant was recorded, steps
     after this model are not compared. Raises IntegrityError with the first step that differs.
     """
     limits = _limits(
-        stages.function, {name for name in variants if variants[name] != golden.variants.get(name)}, tolerances
+        runner.function, {name for name in variants if variants[name] != golden.variants.get(name)}, tolerances
     )
     for number, example in enumerate(golden.examples, 1):
         inputs = {name: one.value(files) for name, one in example.inputs.items()}
         try:
-            values = record(stages, inputs)
+            values = record(runner, inputs)
         except PenstockError as error:
             raise IntegrityError(f"example {number} fails: {error.message}", error.hint) from error
         for step, name, tolerance in limits:

@@ -25,30 +25,29 @@ from penstock.pipeline.models import from_rows
 from penstock.pipeline.stage import Call, Inputs
 from penstock.pipeline.timeline import Timeline
 from penstock.pipeline.value import Value
-from penstock.pipeline.workers import Post, Workers
+from penstock.pipeline.workers import Workers
 
 
 class Line:
-    """Items in progress, and the workers that run their steps; also a context manager. ``begin`` and ``cancel`` of a run may be called
-    from any thread if ``post`` is None; otherwise, only from the thread that runs what is posted.
-    """
+    """Items in progress, and the workers that run their steps; also a context manager. Any thread may call its methods."""
 
-    def __init__(
-        self, bound: Bound, threads: int = 0, timeline: Timeline | None = None, post: Post | None = None
-    ) -> None:
+    def __init__(self, bound: Bound, threads: int = 0, timeline: Timeline | None = None) -> None:
         self._bound = bound
         self._timeline = timeline
         self._told = threading.Condition(threading.RLock())
-        """Guards all runs, unless there is a ``post``."""
-        self._post = post or self._locked
+        """Guards all runs."""
         self._has_threads = threads > 0
-        self.workers = Workers(bound.stages, self._post, threads, timeline)
+        self.workers = Workers(bound.stages, self._locked, threads, timeline)
         self._runs: dict[int, PipelineRun] = {}
         self._turns = 0
         """Number of callbacks that ``_locked`` has run."""
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Start the threads. Call once."""
         self.workers.start()
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -61,11 +60,11 @@ class Line:
 
     def begin(self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None]) -> None:
         """Start item ``number``. ``done`` is called once, with the outputs or an error."""
-        self._post(partial(self._begin, number, inputs, done))
+        self._locked(partial(self._begin, number, inputs, done))
 
     def cancel(self, number: int) -> None:
         """End item ``number`` with Cancelled, unless it has ended."""
-        self._post(partial(self._cancel, number))
+        self._locked(partial(self._cancel, number))
 
     def wait(self, is_over: Callable[[], bool]) -> None:
         """Return when ``is_over()``. Without threads, the calling thread runs the steps."""
@@ -119,9 +118,9 @@ class Line:
         def answered(told: Told) -> None:
             if self._timeline is not None:
                 self._timeline.add(part.path, (item,), part.step.model, start_ns)
-            self._post(partial(done, from_rows(part.step, told)))
+            self._locked(partial(done, from_rows(part.step, told)))
 
-        return part.caller.start(part.step.to_model(inputs), answered)
+        return part.caller.start(item, part.step.to_model(inputs), answered)
 
 
 class _Map:

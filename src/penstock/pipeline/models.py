@@ -20,8 +20,8 @@ from penstock.tensor import Array
 class ModelCaller(Protocol):
     """A model that runs elsewhere, such as behind the scheduler of a server."""
 
-    def start(self, inputs: dict[str, Array], done: Callable[[Told], None]) -> Work | None:
-        """Start one call. The inputs have a batch axis of size 1 if the model's tensors have a batch axis. See ``executor.Start``."""
+    def start(self, item: int, inputs: dict[str, Array], done: Callable[[Told], None]) -> Work | None:
+        """Start one call for the item with this number. See ``executor.Start``. ``done`` may be called from any thread."""
         ...
 
 

@@ -15,11 +15,13 @@ from penstock.bundle.local import NO_LIMITS, Limits
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
+from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import observed
 from penstock.pipeline.inputs import check_inputs
 from penstock.pipeline.stages import Stages
 from penstock.pipeline.value import Media, Value, ValueType
+from penstock.pipeline.wire import to_json, to_tensors
 
 Item = Any
 """The inputs of one item: a dict by name or, if the pipeline has one input, its value."""
@@ -43,8 +45,8 @@ class Pipeline:
             models = local_models(bundle.models, self._loaded)
             variants = {name: one.variant.name for name, one in self._loaded.items()}
             if bundle.golden.examples:
-                bundle.replay(Stages(observed(function), models), variants)
-            self._stages = Stages(function, models)
+                bundle.replay(Direct(observed(function), models), variants)
+            self._direct, self._stages = Direct(function, models), Stages(function, models)
         except BaseException:
             self._unload()
             raise
@@ -100,7 +102,7 @@ class Pipeline:
         """The outputs for one item, whose inputs are given by name."""
         values = self._read(inputs)
         with self._running():
-            return self._stages.call(values)
+            return self._direct.call(values)
 
     async def arun(self, *given: Value, **named: Value) -> dict[str, Value]:
         """Like a call, without blocking the event loop. If the task is cancelled, the result is dropped."""
@@ -141,6 +143,10 @@ class Pipeline:
                 yield error
             yield told
         yield from filter(None, unread)
+
+    def to_json(self, outputs: Mapping[str, Value]) -> dict[str, Any]:
+        """``outputs`` as plain data, as a server answers: files in base64, and arrays as nested lists."""
+        return to_json(self._function, to_tensors(self._function, outputs))
 
     def close(self) -> None:
         """Wait for the calls in progress, and release the memory. Idempotent."""
