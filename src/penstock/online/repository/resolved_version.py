@@ -53,6 +53,8 @@ class LoadOptions(msgspec.Struct, frozen=True):
     """Maximum seconds of one call in a child process; 0 means no limit."""
     processes: int = 1
     """Number of server processes that share the cores."""
+    allow_python: bool = False
+    """True if pipelines may run the Python code in their bundles."""
     warmup_folder: str = ""
     """Folder with recorded requests, in one subfolder per model; empty if requests are not recorded."""
     halt: Halt = msgspec.field(default_factory=Halt)
@@ -164,8 +166,10 @@ def _refuse_repository(target: Path) -> None:
     )
 
 
-def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULTS) -> ResolvedVersion:
-    """Resolve ``version`` of ``source``.
+def find(
+    source: ModelSource, version: str, load_options: LoadOptions = _DEFAULTS, part: Bundle | None = None
+) -> ResolvedVersion:
+    """Resolve ``version`` of ``source``. ``part`` is the opened bundle if it is a part of a pipeline.
 
     Raises NotFound, InvalidModel, InvalidConfig, Unsupported, IntegrityError.
     """
@@ -175,11 +179,11 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULT
             f"model '{source.name}' has 'sequence_batching', but each request of a sequence may reach a different process",
             "serve it with 'processes' set to 1",
         )
-    is_target = path.name != version or is_bundle(path) or path.is_file()
+    is_target = part is not None or path.name != version or is_bundle(path) or path.is_file()
     backend = _NO_BACKEND if is_target else backend_of(given, source.name, _names(path), where)
     path /= backend.filename
     max_batch, instances = DEFAULT_MAX_BATCH, 1
-    model = Artifact.from_file(path) if backend.engine else open_model(path)
+    model = part or (Artifact.from_file(path) if backend.engine else open_model(path))
     if isinstance(model, Bundle):
         artifact, engine, options, max_batch, instances = _of_bundle(source, model)
     else:
