@@ -5,6 +5,8 @@
     result = penstock.build("model.onnx", "digits.bundle", calibrate="train.npz", evaluate="test.npz")
     with penstock.open("digits.bundle") as model:
         outputs = model.infer({"image": images})
+    with penstock.open("ocr.bundle") as ocr:
+        answer = ocr("photo.jpg")
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.offline.judge.contract import Contract
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
-    from penstock.runtime import Model, open
+    from penstock.runtime import Model, Pipeline, open
 
 # ONNX Runtime reads this variable on import. Without the variable, ONNX Runtime leaves a telemetry file in the temporary folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -46,6 +48,7 @@ __all__ = [
     "Model",
     "Outcome",
     "PenstockError",
+    "Pipeline",
     "RangeMethod",
     "Recipe",
     "Tensor",
@@ -71,6 +74,7 @@ _HOMES = {
     "Model": "penstock.runtime",
     "Outcome": "penstock.offline.compress.outcome",
     "PenstockError": "penstock.errors",
+    "Pipeline": "penstock.runtime",
     "RangeMethod": "penstock.offline.compress.ptq.ranges.ranges",
     "Recipe": "penstock.offline.build",
     "Tensor": "penstock.online.instances.python.typed",

@@ -177,6 +177,11 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
+def is_pipeline(path: Path) -> bool:
+    """True if ``path`` is the bundle of a pipeline. Nothing is verified."""
+    return is_bundle(path) and isinstance(peek(path), PipelineManifest)
+
+
 def _may_be_damaged(path: Path) -> bool:
     """True if ``path``, which is no complete bundle, may be a part of one: by its suffix, or as the beginning of a zip file."""
     if path.suffix.lower() == _SUFFIX:

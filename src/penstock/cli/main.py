@@ -42,6 +42,7 @@ _PANELS = {
         "convert": "Convert a model of any framework to ONNX, and prove that its outputs did not change.",
         "build": "Optimise and quantise a model, measure the candidates, and pack the fastest that meets the contract.",
         "compress": "Search for the best sequence of compression methods that meets a contract.",
+        "pack": "Check a pipeline, record its examples, and pack it with its models into one bundle.",
         "inspect": "Show the contents and measurements of a bundle, or what a model contains, needs and seems to take.",
     },
     "Serve": {
@@ -51,7 +52,7 @@ _PANELS = {
         "doctor": "Check the configurations of a model repository against its models, and fix them.",
     },
     "Run and measure": {
-        "infer": "Run a bundle or model on the rows of an npz file, without a server.",
+        "infer": "Run a pipeline on files, or a model on the rows of an npz file, without a server.",
         "video": "Run a pipeline over the frames of a video, and summarise its outputs.",
         "bench": "Load-test a server with a closed or an open loop, and report throughput and latencies.",
     },

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.artifact import Artifact, Format
 from penstock.bundle.local import NO_LIMITS, Limits, load_variant
 from penstock.bundle.manifest import Manifest, Variant
-from penstock.bundle.open import Bundle
+from penstock.bundle.open import Bundle, open_model
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import engines_for, get_engine
 from penstock.errors import InvalidArgument, Unsupported, quoted
@@ -47,9 +47,24 @@ class Model:
         self._loaded = loaded
         self._max_batch = manifest.serving.max_batch if manifest else max_batch
 
+    @classmethod
+    def open(cls, path: str | Path, *, threads: int = 0, max_memory: int = 0, power_saving: bool = False) -> Model:
+        """Open the bundle of a model, or a model file. Raises the errors of ``penstock.open``, and Unsupported for a pipeline."""
+        opened = open_model(path)
+        if isinstance(opened, Artifact):
+            return load_file(opened, Path(path))
+        return load_bundle(opened, Limits(threads, max_memory, power_saving))
+
     @property
     def signature(self) -> Signature:
         return self._loaded.signature
+
+    def __call__(self, *given: Array, **named: Array) -> dict[str, Array]:
+        """Like ``infer``. Inputs are given in the order of the signature, or by name."""
+        names = self.signature.input_names
+        if len(given) > len(names):
+            raise InvalidArgument(f"{len(given)} inputs are given, but the model has {len(names)}")
+        return self.infer({**dict(zip(names, given, strict=False)), **named})
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run once on ``inputs`` (name -> array). Raises InvalidArgument if ``inputs`` do not fit ``signature``.

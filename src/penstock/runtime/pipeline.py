@@ -21,6 +21,7 @@ from penstock.pipeline.golden import observed
 from penstock.pipeline.inputs import check_inputs
 from penstock.pipeline.stages import Stages
 from penstock.pipeline.value import Media, Value, ValueType
+from penstock.pipeline.wire import to_json, to_tensors
 
 Item = Any
 """The inputs of one item: a dict by name or, if the pipeline has one input, its value."""
@@ -142,6 +143,10 @@ class Pipeline:
                 yield error
             yield told
         yield from filter(None, unread)
+
+    def to_json(self, outputs: Mapping[str, Value]) -> dict[str, Any]:
+        """``outputs`` as plain data, as a server answers: files in base64, and arrays as nested lists."""
+        return to_json(self._function, to_tensors(self._function, outputs))
 
     def close(self) -> None:
         """Wait for the calls in progress, and release the memory. Idempotent."""
