@@ -15,14 +15,21 @@ GOOD = {
     "inputs": {"image": {"media": "image"}},
     "steps": [
         {"step": "softmax", "in": "image", "out": {"value": "p"}, "axis": -1},
-        {"map": "crops", "as": "crop", "out": ["texts"], "steps": [{"model": "net", "in": {"x": "crop"}, "out": "texts"}]},
+        {
+            "map": "crops",
+            "as": "crop",
+            "out": ["texts"],
+            "steps": [{"model": "net", "in": {"x": "crop"}, "out": "texts"}],
+        },
     ],
     "outputs": ["p"],
 }
 
 
 def test_the_schema_is_current() -> None:
-    assert (DOCS / "reference/pipeline.schema.json").read_text() == SCRIPT["text"](), "run: python docs/pipeline_schema.py"
+    assert (DOCS / "reference/pipeline.schema.json").read_text() == SCRIPT["text"](), (
+        "run: python docs/pipeline_schema.py"
+    )
 
 
 def test_editors_can_use_it() -> None:

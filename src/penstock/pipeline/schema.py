@@ -17,7 +17,7 @@ _WIRING = {
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}},
         {"type": "object", "additionalProperties": {"type": "string"}},
-    ]
+    ],
 }
 _IN_OUT = {"$ref": "#/$defs/wiring"}
 _STEPS = {"type": "array", "minItems": 1, "maxItems": MAX_STEPS, "items": {"$ref": "#/$defs/step"}}
@@ -72,7 +72,13 @@ def _others() -> list[dict[str, Any]]:
     batch = {"type": "boolean", "description": "False if the tensors of the model have no batch axis."}
     return [
         _step("model", _NAME, {"colour": colour, "batch": batch}, ["out"], "Run a model."),
-        _step("map", _NAME, {"as": _NAME, "steps": _STEPS}, ["out", "as", "steps"], "Run steps for each element of a list."),
+        _step(
+            "map",
+            _NAME,
+            {"as": _NAME, "steps": _STEPS},
+            ["out", "as", "steps"],
+            "Run steps for each element of a list.",
+        ),
         _step("python", _NAME, {}, ["out"], "Run a function in Python, FILE.py:FUNCTION."),
     ]
 

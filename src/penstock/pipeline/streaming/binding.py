@@ -12,10 +12,10 @@ from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function, MapStep, ModelStep
 from penstock.pipeline.graph import GraphPlan
-from penstock.pipeline.models import LocalModel, ModelCaller, attempted, guarded, run_rows, shapes_of
 from penstock.pipeline.python_step import PythonStep
-from penstock.pipeline.stage import Inputs, StageSpec, one_group
 from penstock.pipeline.steps.base import Step
+from penstock.pipeline.streaming.models import LocalModel, ModelCaller, attempted, guarded, run_rows, shapes_of
+from penstock.pipeline.streaming.stage import Inputs, StageSpec, one_group
 
 Models = Mapping[str, LocalModel | ModelCaller]
 _VECTORISED = 32

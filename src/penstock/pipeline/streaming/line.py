@@ -18,14 +18,14 @@ from functools import partial
 from typing import Self
 
 from penstock.errors import Cancelled, PenstockError, prefixed
-from penstock.pipeline.binding import Bound, Scope
 from penstock.pipeline.executor import PipelineRun, Told, Work
 from penstock.pipeline.graph import PipelineStep
-from penstock.pipeline.models import from_rows
-from penstock.pipeline.stage import Call, Inputs
-from penstock.pipeline.timeline import Timeline
+from penstock.pipeline.streaming.binding import Bound, Scope
+from penstock.pipeline.streaming.models import from_rows
+from penstock.pipeline.streaming.stage import Call, Inputs
+from penstock.pipeline.streaming.timeline import Timeline
+from penstock.pipeline.streaming.workers import Workers
 from penstock.pipeline.value import Value
-from penstock.pipeline.workers import Workers
 
 
 class Line:
