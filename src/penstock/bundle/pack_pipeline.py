@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from penstock.artifact import file_entries
 from penstock.bundle.manifest import PackedModel, PipelineManifest, check_name, check_version
@@ -23,6 +22,7 @@ from penstock.pipeline.declaration import Declaration, DeclaredInput, parse
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.function import Function, MapStep
 from penstock.pipeline.golden import Example, ExampleInput, Golden, observed, record
+from penstock.pipeline.inputs import read_array
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.source import MAX_BYTES, read_source
 from penstock.pipeline.steps.base import Resources
@@ -235,8 +235,8 @@ def _example(declared: Declaration, folder: Path, number: int) -> tuple[dict[str
 def _tensor(declared: Declaration, place: tuple[str | int, ...], kind: DeclaredInput, value: Any) -> ExampleInput:
     datatype = kind.datatype or DataType.FP32
     try:
-        array = np.asarray(value, datatype.dtype)
-    except (ValueError, TypeError, OverflowError) as error:
+        array = read_array(value, datatype)
+    except ValueError as error:
         raise declared.error(place, f"the value is not an array of {datatype.value}: {error}") from None
     if len(array.shape) != len(kind.shape) or any(
         want not in (-1, got) for want, got in zip(kind.shape, array.shape, strict=True)

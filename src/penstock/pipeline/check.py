@@ -103,8 +103,13 @@ class _Checker:
         by_name = {one.name: one for one in declared}
         work: dict[str, Work] = {}
         steps: list[PipelineStep] = []
+        names = {*inputs, *(value for one in declared for value in _names(one.outputs))}
         for one in declared:
             with self._located(one):
+                if one.as_ in names:
+                    raise InvalidConfig(
+                        f"'{one.as_}' is also a value outside", "give the element another name with 'as'"
+                    )
                 prepared, step = self._prepared(one)
                 steps.append(step)
                 if prepared is not None:
@@ -173,8 +178,6 @@ class _Checker:
             raise InvalidConfig(
                 f"'{one.target}' is {over}, not a list", "map runs its steps for each element of a list"
             )
-        if one.as_ in given:
-            raise InvalidConfig(f"'{one.as_}' is also a value outside", "give the element another name with 'as'")
         element = msgspec.structs.replace(over, many=False)
         inputs = {one.as_: element, **{name: kind for name, kind in given.items() if name != one.target}}
         wired = _wired(one, "output", one.outputs, ())

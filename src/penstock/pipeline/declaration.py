@@ -204,7 +204,9 @@ def _steps(source: Source, path: Path, given: list[Any], names: Counter[str]) ->
 def _step(source: Source, path: Path, data: dict[str, Any], names: Counter[str]) -> DeclaredStep:
     kinds = [kind for kind in KINDS if kind in data]
     if len(kinds) != 1:
-        if near := [key for key in data if did_you_mean(key, KINDS).startswith("did") and key not in _STEP_TYPES]:
+        if not kinds and (
+            near := [key for key in data if did_you_mean(key, KINDS).startswith("did") and key not in _STEP_TYPES]
+        ):
             raise source.error(path, f"unknown key {quoted(near[0])} in a step", did_you_mean(near[0], KINDS))
         raise source.error(path, f"a step needs one of the keys {', '.join(KINDS)}, but it has {len(kinds)} of them")
     kind = kinds[0]

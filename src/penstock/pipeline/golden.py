@@ -136,7 +136,7 @@ _KINDS = {"array": "an array", "text": "a text", "file": "a file", "list": "a li
 
 def _float_difference(one: Array, two: Array, tolerance: float) -> str:
     finite = np.isfinite(one)
-    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+    if not (finite == np.isfinite(two)).all() or not np.array_equal(one[~finite], two[~finite], equal_nan=True):
         return "NaN or infinity is at different places"
     if not finite.any():
         return ""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidArgument, quoted
 from penstock.pipeline.value import Media, Value, ValueType
-from penstock.tensor import DataType, TensorSpec
+from penstock.tensor import Array, DataType, TensorSpec
 
 _ARRAYS = {Media.IMAGE: "pixels", Media.AUDIO: "samples"}
 """Media whose inputs may also be arrays."""
@@ -48,3 +49,16 @@ def _or_array(media: Media) -> str:
 
 def _wrong(name: str, wanted: str, value: Value) -> InvalidArgument:
     return InvalidArgument(f"input '{name}' must be {wanted}, not {type(value).__name__}")
+
+
+def read_array(value: Any, datatype: DataType) -> Array:
+    """The array of the numbers in ``value``, which are lists as in JSON. Raises ValueError if ``datatype`` cannot hold them."""
+    try:
+        found = np.asarray(value)
+        with np.errstate(over="raise"):
+            array = found.astype(datatype.dtype)
+    except (ValueError, TypeError, OverflowError, FloatingPointError) as error:
+        raise ValueError(str(error)) from None
+    if found.dtype.kind not in "biuf" or (not datatype.is_float and not np.array_equal(found, array)):
+        raise ValueError("a value is not a number of this type")
+    return array

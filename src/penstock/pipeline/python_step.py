@@ -103,7 +103,10 @@ def _results(hint: ast.expr | None, what: str) -> Iterator[tuple[str, ValueType]
 def _hinted(hint: ast.expr | None, what: str, many: bool = False) -> ValueType:
     """The type that a type hint declares. Raises InvalidConfig."""
     if isinstance(hint, ast.Constant) and isinstance(hint.value, str):
-        hint = ast.parse(hint.value, mode="eval").body
+        try:
+            hint = ast.parse(hint.value, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise InvalidConfig(f"the type hint of {what} is not valid Python", _HINT) from None
     word = _word(hint)
     if word in ("str", "bytes"):
         return msgspec.structs.replace(TEXT if word == "str" else FILE, many=many)

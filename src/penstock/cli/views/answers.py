@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidArgument, PenstockError, prefixed
+from penstock.pipeline.inputs import read_array
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.runtime import Pipeline
 from penstock.storage.atomic import whole_file
@@ -102,8 +103,8 @@ def _value(kind: ValueType, word: str) -> Value:
     try:
         if path.suffix.lower() == ".npy":
             return np.load(path, allow_pickle=False)
-        return np.asarray(json_text.loads(path.read_text() if path.is_file() else word), kind.datatype.dtype)
-    except (OSError, ValueError, TypeError, OverflowError) as error:
+        return read_array(json_text.loads(path.read_text() if path.is_file() else word), kind.datatype)
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"'{word}' is not an array of {kind.datatype.value}: {error}", "name an npy or a JSON file"
         ) from None
