@@ -15,7 +15,7 @@ from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.pipeline.check import checked
 from penstock.pipeline.declaration import Declaration, parse
 from penstock.pipeline.function import Function, ModelFacts
-from penstock.pipeline.models import LocalModel
+from penstock.pipeline.streaming.models import LocalModel
 from penstock.pipeline.source import Source, read_source
 from penstock.pipeline.steps.base import Resources
 from penstock.tensor import DataType, Signature, TensorSpec

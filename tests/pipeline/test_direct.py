@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from penstock.errors import PenstockError
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.function import Function
-from penstock.pipeline.stages import Stages
+from penstock.pipeline.streaming.stages import Stages
 from pipelines import FEATURES, LOCAL, function
-from tests.pipeline.functions import MODELS, expected, functions, number
+from random_functions import MODELS, expected, functions, number
 
 
 @given(functions(), st.integers(0, 999))

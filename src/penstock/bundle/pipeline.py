@@ -26,9 +26,9 @@ from penstock.pipeline.check import checked
 from penstock.pipeline.declaration import Declaration, parse
 from penstock.pipeline.function import Function, ModelFacts
 from penstock.pipeline.golden import Golden, Runner
-from penstock.pipeline.models import LocalModel, guarded
 from penstock.pipeline.source import read_json
 from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.streaming.models import LocalModel, guarded
 
 PIPELINE, GOLDEN = "pipeline.json", "golden.json"
 FILES, EXAMPLES = "files/", "examples/"

@@ -8,7 +8,7 @@ from penstock.errors import Cancelled, PenstockError, prefixed
 from penstock.pipeline.executor import PipelineRun, Told
 from penstock.pipeline.function import Function, MapStep, ModelStep, Work
 from penstock.pipeline.graph import PipelineStep
-from penstock.pipeline.models import LocalModel
+from penstock.pipeline.streaming.models import LocalModel
 from penstock.pipeline.value import Value
 
 _Run = Callable[[dict[str, Value]], Mapping[str, Value]]

@@ -19,7 +19,7 @@ from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import observed
 from penstock.pipeline.inputs import check_inputs
-from penstock.pipeline.stages import Stages
+from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.pipeline.wire import to_json, to_tensors
 
