@@ -61,7 +61,7 @@ def test_json_is_that_of_the_documentation(penstock: Command, folder: Path) -> N
     assert done.code == 0, done.err
     found = done.json
     assert set(found) == {
-        "output", "format", "converter", "opset", "inputs", "outputs", "parity", "unsupported", "warnings",
+        "output", "format", "converter", "opset", "inputs", "outputs", "parity", "unsupported", "pipeline", "warnings",
     }  # fmt: skip
     assert (found["output"], found["format"], found["unsupported"]) == ("out.onnx", "onnx", [])
     assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]

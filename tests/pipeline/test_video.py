@@ -16,35 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from clips import KINDS, RATE, write_clip
 from penstock.errors import InvalidInput, NotFound
 from penstock.pipeline.video import Sampling, VideoInfo, probe, read_frames
-from penstock.tensor import Array
-
-RATE = 30
-KINDS = {
-    "mp4": ("libx264", {"g": "12"}),
-    "webm": ("libvpx-vp9", {"g": "12"}),
-    "avi": ("mpeg4", {}),
-    "ts": ("libx264", {}),
-}
-
-
-def pictures(count: int, width: int, height: int) -> list[Array]:
-    """A pattern that moves."""
-    base = np.random.default_rng(0).integers(0, 255, (height // 8, width // 8, 3), np.uint8).repeat(8, 0).repeat(8, 1)
-    return [np.roll(base, 3 * index, axis=1) for index in range(count)]
-
-
-def write_clip(path: Path, count: int = 60, size: tuple[int, int] = (160, 96), form: str = "yuv420p") -> Path:
-    """A clip in the format of the path's suffix."""
-    codec, options = KINDS[path.suffix[1:]]
-    with av.open(str(path), "w", options={"movflags": "faststart"} if path.suffix == ".mp4" else {}) as container:
-        stream: Any = container.add_stream(codec, rate=RATE, options=options)
-        stream.width, stream.height, stream.pix_fmt = *size, form
-        for pixels in pictures(count, *size):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode())
-    return path
 
 
 @pytest.fixture(scope="module")

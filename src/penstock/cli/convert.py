@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from penstock.cli import options
 from penstock.cli.interrupts import terminating_cleanly
+from penstock.cli.pipelines.beside import Beside, write_beside
 from penstock.cli.progress import StageProgress
 from penstock.cli.views.tables import make_console
 from penstock.errors import PenstockError
@@ -24,6 +25,8 @@ from penstock.offline.convert.convert import convert as convert_source
 from penstock.offline.convert.registry import FORMATS
 from penstock.samples.user_code import apart_from_output
 from penstock.tensor import TensorSpec
+
+_NO_PIPELINE = Beside()
 
 
 def convert(
@@ -145,17 +148,18 @@ def convert(
         error.facts = {"unsupported": msgspec.to_builtins(error.operators)}
         _show_unsupported(error)
         raise
+    pipeline = write_beside(done) if done.format == "huggingface" and done.output is not None else Beside()
     if json:
-        print(msgspec.json.encode(report(done)).decode())
+        print(msgspec.json.encode(report(done, pipeline)).decode())
     else:
-        show(done)
+        show(done, pipeline)
     if done.certificate is not None and not done.certificate.holds:
         raise PenstockError(
             f"'{output}' was written, but its outputs differ from the source's", "use it only to look for the cause"
         )
 
 
-def report(done: Conversion) -> dict[str, Any]:
+def report(done: Conversion, pipeline: Beside = _NO_PIPELINE) -> dict[str, Any]:
     """The stable JSON form of a conversion, for scripts."""
     return {
         "output": str(done.output) if done.output else None,
@@ -166,6 +170,7 @@ def report(done: Conversion) -> dict[str, Any]:
         "outputs": msgspec.to_builtins(done.signature.outputs),
         "parity": parity(done.certificate) if done.certificate else None,
         "unsupported": [],
+        "pipeline": str(pipeline.files[0]) if pipeline.files else None,
         "warnings": done.warnings,
     }
 
@@ -176,7 +181,7 @@ def parity(certificate: Certificate) -> dict[str, Any]:
     return {name: msgspec.to_builtins(getattr(certificate, name)) for name in names}
 
 
-def show(done: Conversion) -> None:
+def show(done: Conversion, pipeline: Beside = _NO_PIPELINE) -> None:
     """Print the result as text."""
     console = make_console()
     title = FORMATS[done.format].title if done.format in FORMATS else done.format
@@ -192,6 +197,11 @@ def show(done: Conversion) -> None:
             console.print(f"{'note':<9} {escape(note)}", soft_wrap=True)
     if done.companions:
         console.print(f"{'beside':<9} {escape(', '.join(file.name for file in done.companions))}", soft_wrap=True)
+    if pipeline.files:
+        written = ", ".join(file.name for file in pipeline.files)
+        console.print(f"{'pipeline':<9} {escape(written)}; check it, then pack it with `penstock pack`", soft_wrap=True)
+    elif pipeline.reason:
+        console.print(f"{'note':<9} no pipeline.yaml was written: {escape(pipeline.reason)}", soft_wrap=True)
     for warning in done.warnings:
         console.print(f"[yellow]warning[/yellow]   {escape(warning)}", soft_wrap=True)
     console.print(f"{'next':<9} {escape(f'penstock inspect {done.output}')}", soft_wrap=True)

@@ -40,6 +40,7 @@ from penstock.version import __version__
 _PANELS = {
     "Build a bundle": {
         "convert": "Convert a model of any framework to ONNX, and prove that its outputs did not change.",
+        "new": "Write the declaration of a pipeline for a model, from a template.",
         "build": "Optimise and quantise a model, measure the candidates, and pack the fastest that meets the contract.",
         "compress": "Search for the best sequence of compression methods that meets a contract.",
         "pack": "Check a pipeline, record its examples, and pack it with its models into one bundle.",
@@ -62,6 +63,9 @@ _PANELS = {
 """One line of help for every command, by panel. ``penstock --help`` needs no import of a command."""
 
 COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in panel.items()}
+
+_PIPELINES = ("new", "pack", "video")
+"""Commands on pipelines, which have their own folder."""
 
 _REMOVED = {"demo": "run `make demo`, or python examples/digits/demo.py, in a checkout"}
 """Commands of earlier versions, with their replacements."""
@@ -198,7 +202,8 @@ def _load(name: str) -> Callable[..., Any]:
         if name in METHODS:
             body: Callable[..., Any] = importlib.import_module("penstock.cli.methods.command").make_command(name)
         else:
-            body = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
+            folder = "pipelines." if name in _PIPELINES else ""
+            body = getattr(importlib.import_module(f"penstock.cli.{folder}{name}"), name)
     return body
 
 

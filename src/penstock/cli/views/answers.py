@@ -128,7 +128,7 @@ def draw(pipeline: Pipeline, item: Mapping[str, Value], outputs: Mapping[str, Va
     from penstock.pipeline.steps.image.decode import DecodeImage  # noqa: PLC0415
 
     pictures = [name for name, kind in pipeline.inputs.items() if kind.media is Media.IMAGE]
-    boxes = [name for name, kind in pipeline.outputs.items() if kind.shape in ((-1, 4), (-1, 4, 2)) and name in outputs]
+    boxes = [name for name, kind in pipeline.outputs.items() if kind.shape[1:] in ((4,), (4, 2)) and name in outputs]
     if len(pictures) != 1 or len(boxes) != 1:
         hint = "add the step draw to the pipeline, and its picture to the outputs"
         raise InvalidArgument(
@@ -142,7 +142,7 @@ def draw(pipeline: Pipeline, item: Mapping[str, Value], outputs: Mapping[str, Va
             continue
         if kind.media is Media.TEXT and kind.many:
             given.setdefault("labels", value)
-        elif kind.datatype is DataType.FP32 and kind.shape == (-1,):
+        elif kind.datatype is DataType.FP32 and len(kind.shape) == 1:
             given.setdefault("scores", value)
     content = item[pictures[0]]
     pixels = DecodeImage().run({"value": Path(content).read_bytes() if isinstance(content, str | Path) else content})

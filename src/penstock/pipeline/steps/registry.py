@@ -24,6 +24,7 @@ _STEPS = {
     "draw": "boxes.draw:Draw",
     "frames": "audio.frames:Frames",
     "l2_normalise": "scores.embeddings:L2Normalise",
+    "label": "scores.ranking:Label",
     "layout": "image.normalise:ImageLayout",
     "letterbox": "image.geometry:Letterbox",
     "log_mel": "audio.log_mel:LogMel",

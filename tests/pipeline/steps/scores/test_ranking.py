@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.base import Resources
-from penstock.pipeline.steps.scores.ranking import Argmax, Threshold, TopK
+from penstock.pipeline.steps.scores.ranking import Argmax, Label, Threshold, TopK
 from penstock.pipeline.value import TEXT, ValueType
 from penstock.tensor import Array, DataType
 
@@ -105,3 +105,15 @@ def test_argmax_needs_its_axis() -> None:
         Argmax(axis=2).check({"value": ValueType(shape=(2, 3))})
     with pytest.raises(InvalidInput, match="no classes"):
         Argmax().run({"value": np.zeros((2, 0), np.float32)})
+
+
+def test_classes_get_their_names() -> None:
+    step = Label(labels="digits").bound(DIGITS)
+    assert step.run({"classes": np.array([3, 0, 3])})["labels"] == ["3", "0", "3"]
+    assert step.run({"classes": np.zeros(0, np.int64)})["labels"] == []
+    for wrong in (10, -1):
+        with pytest.raises(InvalidInput, match=f"no label for class {wrong}: 'labels' has 10 names"):
+            step.run({"classes": np.array([1, wrong])})
+    with pytest.raises(InvalidConfig, match="INT64"):
+        step.check({"classes": ValueType(shape=(3,))})
+    assert step.check({"classes": ValueType(datatype=DataType.INT64, shape=(-1,))})["labels"].many

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -27,8 +28,8 @@ class ContourBoxes(Step, frozen=True, kw_only=True):
     2. Each contour gets its rectangle of least area. The score is the mean of the map in it.
     3. The rectangle is enlarged on all sides by ``area * unclip / perimeter``.
 
-    The corners are in pixels of the map: top left, top right, bottom right, bottom left. Boxes are in reading order: by their top, then
-    by their left edge. PaddleOCR enlarges by a polygon with whole coordinates, so its corners differ by up to 2 pixels.
+    The corners are in pixels of the map: top left, top right, bottom right, bottom left. Boxes are in reading order: by their top, and
+    then by their left edge. PaddleOCR rounds the enlarged polygon, so its corners may differ by 2 pixels.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("boxes", "scores")
@@ -65,11 +66,11 @@ class ContourBoxes(Step, frozen=True, kw_only=True):
             (chart > self.threshold).astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE
         )
         found = [box for contour in contours[: self.max_boxes] if (box := self._box(contour, chart)) is not None]
-        found.sort(key=lambda box: (float(box[0][:, 1].min()), float(box[0][:, 0].min())))
+        found.sort(key=lambda box: (min(y for _, y in box[0]), min(x for x, _ in box[0])))
         boxes = np.array([corners for corners, _ in found], np.float32).reshape(-1, 4, 2)
         return {"boxes": boxes, "scores": np.array([score for _, score in found], np.float32)}
 
-    def _box(self, contour: Array, chart: Array) -> tuple[Array, float] | None:
+    def _box(self, contour: Array, chart: Array) -> tuple[list[list[float]], float] | None:
         centre, (width, height), angle = cv2.minAreaRect(contour)
         if min(width, height) < _MIN_SIDE:
             return None
@@ -86,18 +87,19 @@ class ContourBoxes(Step, frozen=True, kw_only=True):
 
 def _mean_inside(chart: Array, points: Array) -> float:
     """The mean of ``chart`` in the polygon ``points``."""
-    low = np.floor(points.min(axis=0)).astype(np.int32).clip(0, np.array(chart.shape[::-1]) - 1)
-    high = np.ceil(points.max(axis=0)).astype(np.int32).clip(0, np.array(chart.shape[::-1]) - 1)
-    part = chart[low[1] : high[1] + 1, low[0] : high[0] + 1]
+    (height, width), (x, y) = chart.shape, points.T.tolist()
+    left, right = (min(max(int(edge), 0), width - 1) for edge in (math.floor(min(x)), math.ceil(max(x))))
+    top, bottom = (min(max(int(edge), 0), height - 1) for edge in (math.floor(min(y)), math.ceil(max(y))))
+    part = chart[top : bottom + 1, left : right + 1]
     mask = np.zeros(part.shape, np.uint8)
-    cv2.fillPoly(mask, [(points - low).astype(np.int32)], [1])
+    cv2.fillPoly(mask, [(points - (left, top)).astype(np.int32)], [1])
     return float(cv2.mean(part, mask)[0])
 
 
-def _ordered(points: Array) -> Array:
+def _ordered(points: Array) -> list[list[float]]:
     """Four corners of a rectangle, from the top left clockwise: the left two by their height, and the right two."""
-    left, right = np.split(points[np.argsort(points[:, 0], kind="stable")], 2)
+    by_column = sorted(points.tolist())
     (top_left, bottom_left), (top_right, bottom_right) = (
-        two[np.argsort(two[:, 1], kind="stable")] for two in (left, right)
+        sorted(two, key=lambda point: float(point[1])) for two in (by_column[:2], by_column[2:])
     )
-    return np.stack([top_left, top_right, bottom_right, bottom_left])
+    return [top_left, top_right, bottom_right, bottom_left]

@@ -51,10 +51,10 @@ class CropBoxes(Step, frozen=True, kw_only=True):
 
 
 class WarpBoxes(Step, frozen=True, kw_only=True):
-    """Cut each quadrilateral [n, 4, 2] out of a picture, and straighten it to a rectangle. The result is a list of pictures, in order.
+    """Cut each quadrilateral [n, 4, 2] out of a picture, and straighten it. The result is a list of pictures, in order.
 
-    The corners are top left, top right, bottom right, bottom left. Width and height are the longer of the two opposite sides. The pixels
-    are those of ``cv2.warpPerspective`` with INTER_CUBIC and BORDER_REPLICATE, as in PaddleOCR.
+    The corners are top left, top right, bottom right, bottom left. Width and height are the longer of the two opposite sides. The
+    pixels are those of ``cv2.warpPerspective`` with INTER_CUBIC and BORDER_REPLICATE, as in PaddleOCR.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("image", "boxes")
@@ -76,7 +76,7 @@ class WarpBoxes(Step, frozen=True, kw_only=True):
         return {"crops": [self._straightened(image, quad) for quad in boxes]}
 
     def _straightened(self, image: Array, quad: Array) -> Array:
-        sides = np.linalg.norm(quad - np.roll(quad, -1, axis=0), axis=1)
+        sides = np.linalg.norm(quad[[1, 2, 3, 0]] - quad, axis=1).tolist()
         width, height = max(1, int(max(sides[0], sides[2]))), max(1, int(max(sides[1], sides[3])))
         if max(width, height, *image.shape[:2]) > _MAX_SIDE:
             raise InvalidInput(

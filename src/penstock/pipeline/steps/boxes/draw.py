@@ -78,7 +78,11 @@ class Draw(Step, frozen=True, kw_only=True):
 
 
 def _write(
-    canvas: ImageDraw.ImageDraw, text: str, place: list[float], colour: tuple[int, int, int], font: ImageFont.ImageFont
+    canvas: ImageDraw.ImageDraw,
+    text: str,
+    place: list[float],
+    colour: tuple[int, int, int],
+    font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
 ) -> None:
     """Write ``text`` on a coloured ground above ``place``, or below it at the upper border of the picture."""
     if not text:

@@ -42,31 +42,34 @@ class DecodeYolo(_Head, frozen=True, kw_only=True):
 
     version: Literal["v5", "v8"] = "v8"
     """Layout of the output."""
+    classes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Number of classes. If given, an output of another size is an error, such as a transposed one."""
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """Types of detections. Raises InvalidConfig unless the input has two dimensions."""
-        check_array("decode_yolo", "value", inputs, (-1, -1))
+        """Types of detections. Raises InvalidConfig unless the input has two dimensions, and the right number of classes."""
+        size = -1 if self.classes is None else self.classes + (4 if self.version == "v8" else 5)
+        check_array("decode_yolo", "value", inputs, (size, -1) if self.version == "v8" else (-1, size))
         return dict(DETECTIONS)
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Boxes, scores and classes."""
         rows = matrix_of(inputs["value"], "value")
-        rows = rows.T if self.version == "v8" else rows
-        least = 5 if self.version == "v8" else 6
-        if rows.shape[1] < least or (self.version == "v8" and rows.shape[1] > rows.shape[0] > 0):
+        rows, first = (rows.T, 4) if self.version == "v8" else (rows, 5)
+        classes = rows.shape[1] - first
+        if classes < 1 or self.classes not in (None, classes):
             shape = list(inputs["value"].shape)
             raise InvalidInput(
-                f"'value' has the shape {shape}, which is not that of YOLO {self.version}", "set 'version'"
+                f"'value' has the shape {shape}, which is not that of YOLO {self.version}", "check 'version'"
             )
-        if self.version == "v8":
-            return self._detected(corners(rows[:, :4]), rows[:, 4:])
-        return self._detected(corners(rows[:, :4]), rows[:, 5:] * rows[:, 4:5])
+        scores = rows[:, first:]
+        return self._detected(corners(rows[:, :4]), scores if self.version == "v8" else scores * rows[:, 4:5])
 
 
 class DecodeDetr(_Head, frozen=True, kw_only=True):
-    """Decode the outputs of DETR and RT-DETR: ``logits`` [queries, classes], and ``boxes`` [queries, 4] as centre and size from 0 to 1.
+    """Decode the outputs of DETR and RT-DETR: ``logits`` [queries, classes], and ``boxes`` [queries, 4].
 
-    The boxes are relative to the picture. ``scale_boxes`` with ``size: [1, 1]`` turns them into pixels.
+    ``boxes`` are centre and size, from 0 to 1. The result is also relative to the picture, and ``scale_boxes`` with ``size: [1, 1]``
+    turns it into pixels.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("logits", "boxes")
@@ -92,8 +95,8 @@ class DecodeDetr(_Head, frozen=True, kw_only=True):
 class DecodeSsd(_Head, frozen=True, kw_only=True):
     """Decode the outputs of SSD: ``logits`` [priors, classes], and ``boxes`` [priors, 4] as offsets from ``priors``.
 
-    ``priors`` [priors, 4] are centre and size of the default boxes. The result has their unit. Class 0 is the background, and the classes
-    of the result count from 0 without it.
+    ``priors`` [priors, 4] are centre and size of the default boxes. The result has their unit. Class 0 is the background, which the
+    result leaves out, so that its classes count from the first object.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("logits", "boxes", "priors")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -57,15 +57,53 @@ class Nms(Step, frozen=True, kw_only=True):
 
     def _kept(self, boxes: Array, scores: Array, classes: Array) -> Array:
         left = descending(scores)
-        boxes, classes, kept = boxes[left], classes[left], list[int]()
-        areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+        rows, kept = _Rows.of(boxes[left], classes[left]), list[int]()
         while left.size and len(kept) < self.max_boxes:
-            kept.append(int(left[0]))
-            low, high = np.maximum(boxes[0, :2], boxes[1:, :2]), np.minimum(boxes[0, 2:], boxes[1:, 2:])
-            sides = np.maximum(high - low, 0)
-            shared = sides[:, 0] * sides[:, 1]
-            with np.errstate(divide="ignore", invalid="ignore"):  # two boxes without area share none
-                stays = ~(shared / (areas[0] + areas[1:] - shared) > self.iou)
-            stays |= classes[1:] != classes[0]
-            left, boxes, areas, classes = left[1:][stays], boxes[1:][stays], areas[1:][stays], classes[1:][stays]
-        return np.array(kept, np.int64)
+            best = _greedy(rows.take(slice(_BLOCK)), self.iou)
+            kept += left[best].tolist()
+            rest = rows.take(slice(_BLOCK, None))
+            stays = ~rows.take(best).suppressed(rest, self.iou).any(axis=0)
+            left, rows = left[_BLOCK:][stays], rest.take(stays)
+        return np.array(kept[: self.max_boxes], np.int64)
+
+
+_BLOCK = 64
+"""Boxes that are compared at once: fewer calls, for few comparisons that one box at a time would not need."""
+
+
+class _Rows(msgspec.Struct, frozen=True, eq=False):
+    """Boxes by coordinate, in order of their scores."""
+
+    edges: tuple[Array, Array, Array, Array]
+    areas: Array
+    classes: Array
+
+    @classmethod
+    def of(cls, boxes: Array, classes: Array) -> Self:
+        left, top, right, bottom = np.ascontiguousarray(boxes.T)
+        return cls((left, top, right, bottom), (right - left) * (bottom - top), classes)
+
+    def take(self, which: Any) -> _Rows:
+        left, top, right, bottom = self.edges
+        return _Rows((left[which], top[which], right[which], bottom[which]), self.areas[which], self.classes[which])
+
+    def suppressed(self, others: _Rows, iou: float) -> Array:
+        """A matrix: which box (row) overlaps which of ``others`` (column) too much."""
+        left, top, right, bottom = (edge[:, None] for edge in self.edges)
+        width = np.minimum(right, others.edges[2]) - np.maximum(left, others.edges[0])
+        height = np.minimum(bottom, others.edges[3]) - np.maximum(top, others.edges[1])
+        shared = np.maximum(width, 0) * np.maximum(height, 0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # two boxes without area share none
+            found: Array = shared / (self.areas[:, None] + others.areas - shared) > iou
+        found &= self.classes[:, None] == others.classes
+        return found
+
+
+def _greedy(rows: _Rows, iou: float) -> list[int]:
+    """The positions of the boxes that are kept, among few boxes."""
+    suppressed, dropped, kept = rows.suppressed(rows, iou), np.zeros(rows.areas.size, bool), list[int]()
+    for position in range(dropped.size):
+        if not dropped[position]:
+            kept.append(position)
+            dropped |= suppressed[position]
+    return kept

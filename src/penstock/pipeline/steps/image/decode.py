@@ -70,7 +70,8 @@ class DecodeImage(Step, frozen=True, kw_only=True):
         try:
             picture = _reader(content)(io.BytesIO(content))
             self._check_size(*picture.size)
-            return {"value": self._upright(self._decoded(content, picture), picture)}
+            pixels = self._decoded(content, picture)
+            return {"value": _upright(pixels, picture) if self.orient and _has_metadata(content, picture) else pixels}
         except _DAMAGED as error:
             reason = f": {error}" if str(error) else ""
             raise InvalidInput(f"the picture is damaged{reason}", "send a complete file") from None
@@ -126,12 +127,6 @@ class DecodeImage(Step, frozen=True, kw_only=True):
             return None  # a warning of libjpeg, which the library may tolerate
         return found
 
-    def _upright(self, pixels: Array, picture: Image) -> Array:
-        if not self.orient:
-            return pixels
-        turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
-        return pixels if turn is None else np.ascontiguousarray(turn(pixels))
-
 
 _TURNS: dict[int, Callable[[Array], Array]] = {
     2: lambda pixels: pixels[:, ::-1],
@@ -143,6 +138,24 @@ _TURNS: dict[int, Callable[[Array], Array]] = {
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
 """How a picture of each orientation is turned upright."""
+
+
+def _has_metadata(content: bytes, picture: Image) -> bool:
+    """False for a PNG file without EXIF and XMP data. Pillow knows that only after it has decoded the pixels."""
+    if not isinstance(picture, PngImageFile):
+        return True
+    place = 8
+    while place + 8 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        if kind in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
+            return True
+        place += length + 12
+    return False
+
+
+def _upright(pixels: Array, picture: Image) -> Array:
+    turn = _TURNS.get(picture.getexif().get(_ORIENTATION, 1))
+    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
 
 
 def _reader(content: bytes) -> type[Any]:

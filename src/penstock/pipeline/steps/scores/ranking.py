@@ -118,3 +118,32 @@ class Argmax(Step, frozen=True, kw_only=True):
         if not scores.shape[self.axis]:
             raise InvalidInput("'value' has no classes")
         return {"value": scores.argmax(axis=self.axis)}
+
+
+class Label(Step, frozen=True, kw_only=True):
+    """Name classes: a list of labels for INT64 [n], such as the classes of boxes."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("classes",)
+    outputs: ClassVar[tuple[str, ...]] = ("labels",)
+
+    labels: Labels
+    """Names of the classes: one of the pipeline's lists, or a list."""
+
+    def bound(self, resources: Resources) -> Self:
+        """The step with its list of labels. Raises InvalidConfig if there is none of this name."""
+        return msgspec.structs.replace(self, labels=bound_labels(self.labels, resources))
+
+    def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        """A list of text. Raises InvalidConfig unless the input is INT64 [n]."""
+        given = inputs["classes"]
+        if given.many or given.datatype is not DataType.INT64 or len(given.shape) != 1:
+            raise wrong_type("label", "classes", "INT64 [n]", given)
+        return {"labels": _LABEL_LIST}
+
+    def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """The names. Raises InvalidInput for a class without a name."""
+        classes: Array = inputs["classes"]
+        wrong = classes[(classes < 0) | (classes >= len(self.labels))]
+        if wrong.size:
+            raise InvalidInput(f"there is no label for class {wrong[0]}: 'labels' has {len(self.labels)} names")
+        return {"labels": names_of(classes, self.labels)}
