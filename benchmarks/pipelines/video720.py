@@ -1,6 +1,6 @@
 """720 JPEG frames of 1280×720, classified: the stream of `penstock.open` against a loop that decodes with Pillow, and runs one picture
-after the other in ONNX Runtime with its defaults. The stream is also compared with its slower half: decoding and preparing alone, or the
-model alone, each on all cores. On a machine whose cores both halves share, this bound cannot be reached.
+after the other in ONNX Runtime with its defaults. The stream is also compared with its slower half: decoding and preparing alone, or
+the model alone, each on all cores. If both halves are limited by the same cores, this bound cannot be reached.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Pipelines from pictures to labels: a stream in one process against a serial loop, and `penstock serve` against FastAPI. The network is
-like ResNet-18, quantised to INT8 by ONNX Runtime. Compared programs are measured in turn, round by round.
+"""Pipelines from pictures to labels: a stream in one process against a serial loop, and `penstock serve` against FastAPI. The network
+is like ResNet-18, quantised to INT8 by ONNX Runtime. Compared programs are measured in turn, round by round.
 """
 
 from __future__ import annotations
