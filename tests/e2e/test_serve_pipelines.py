@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -231,3 +232,40 @@ def test_a_key_and_the_limits_hold_for_run(bundle: Path, tmp_path: Path) -> None
         assert ask(process, picture(0), "image/png")[0] == 401
     with ServerProcess(bundle, max_request_bytes=1000) as process:
         assert ask(process, picture(0), "image/png")[0] == 413
+
+
+SLOW = """\
+name: slow
+inputs:
+  text: {media: text}
+steps:
+  - {python: "steps.py:touch", in: {path: text}, out: {value: done}}
+outputs: [done]
+"""
+TOUCH = """\
+import os, pathlib, time
+
+def touch(path: str) -> str:
+    pathlib.Path(path).touch()
+    while os.path.exists(path):
+        time.sleep(0.01)
+    return path
+"""
+
+
+def test_a_request_whose_client_disconnects_is_cancelled(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(TOUCH)
+    (tmp_path / "slow.yaml").write_text(SLOW)
+    pack_pipeline(tmp_path / "slow.yaml", target := tmp_path / "slow.bundle", allow_python=True)
+    started = tmp_path / "started"
+    with ServerProcess(target, arguments=("--allow-python",)) as process:
+        connection = HTTPConnection(*process.address, timeout=30)
+        connection.request("POST", "/v2/models/slow/run", str(started).encode(), {"Content-Type": "text/plain"})
+        while not started.exists():
+            time.sleep(0.01)
+        connection.close()
+        host, port = process.address
+        client = http_client.InferenceServerClient(f"{host}:{port}")
+        while not client.get_inference_statistics("slow")["model_stats"][0]["inference_stats"]["fail"]["count"]:
+            time.sleep(0.01)
+        started.unlink()
