@@ -33,7 +33,7 @@ ROOM_LINES = {
     "online/scheduler": 2_687,
     "online/server": 15_673,
     "perf": 2_945,
-    "pipeline": 660,
+    "pipeline": 2_600,
     "protocol": 413,
     "rows": 2_207,
     "samples": 1_713,
