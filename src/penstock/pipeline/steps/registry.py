@@ -12,7 +12,7 @@ _STEPS = {
     "argmax": "scores.ranking:Argmax",
     "colour": "image.channels:Colour",
     "contour_boxes": "boxes.contours:ContourBoxes",
-    "crop": "image.geometry:Crop",
+    "crop": "image.geometry:CropImage",
     "crop_boxes": "boxes.cut:CropBoxes",
     "ctc_decode": "scores.ctc:CtcDecode",
     "decode_detr": "boxes.heads:DecodeDetr",

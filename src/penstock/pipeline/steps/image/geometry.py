@@ -17,7 +17,7 @@ from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
 
-class Crop(Step, frozen=True, kw_only=True):
+class CropImage(Step, frozen=True, kw_only=True):
     """Cut a rectangle out of a picture: from the centre, or from ``at``.
 
     A centre crop pads a smaller picture with zeros, as the libraries do. A rectangle from ``at`` must lie in the picture.
