@@ -33,7 +33,7 @@ ROOM_LINES = {
     "online/scheduler": 2_955,
     "online/server": 15_840,
     "perf": 2_945,
-    "pipeline": 7_000,
+    "pipeline": 7_400,
     "protocol": 413,
     "rows": 2_207,
     "runtime": 470,
