@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock.errors import Cancelled, PenstockError, prefixed
 from penstock.pipeline.executor import PipelineRun, Told
 from penstock.pipeline.function import Function, MapStep, ModelStep, Work
-from penstock.pipeline.fusing import fused
 from penstock.pipeline.graph import PipelineStep
+from penstock.pipeline.streaming.fusing import fused
 from penstock.pipeline.streaming.models import LocalModel
 from penstock.pipeline.value import Value
 

@@ -11,10 +11,10 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function, MapStep, ModelStep
-from penstock.pipeline.fusing import fused
 from penstock.pipeline.graph import GraphPlan
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.steps.base import Step
+from penstock.pipeline.streaming.fusing import fused
 from penstock.pipeline.streaming.models import LocalModel, ModelCaller, attempted, guarded, run_rows, shapes_of
 from penstock.pipeline.streaming.stage import Inputs, StageSpec, one_group
 

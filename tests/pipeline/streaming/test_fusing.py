@@ -7,8 +7,8 @@ import pytest
 
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.function import Function
-from penstock.pipeline.fusing import fused
 from penstock.pipeline.golden import observed
+from penstock.pipeline.streaming.fusing import fused
 from penstock.pipeline.streaming.stages import Stages
 from pipelines import FEATURES, LOCAL, function
 
