@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from commands import Command
-from pipelines import scores_bundle
+from pipelines import SCORES, scores_bundle
 
 ONE, TWO = "[1, 2, 3]", "[0, -1, 0.5]"
 BOXES = """\
@@ -50,6 +50,14 @@ def test_several_items_are_lines_and_a_failure_does_not_stop_the_others(penstock
     assert [sorted(line) for line in lines] == [["item", "outputs"], ["error", "item"], ["item", "outputs"]]
     facts = penstock("infer", "scores.bundle", ONE, TWO, "--json").json
     assert [item["outputs"] for item in facts["items"]] == [lines[0]["outputs"], lines[2]["outputs"]]
+
+
+def test_nan_is_not_null(penstock: Command, folder: Path) -> None:
+    scores_bundle(folder, SCORES.partition("  - step: top_k")[0] + "outputs: [p]\n")
+    done = penstock("infer", "scores.bundle", "[NaN, 1, 2]")
+    assert done.code == 0
+    assert "NaN" in done.out
+    assert "null" not in done.out
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from penstock.errors import InvalidArgument, PenstockError, prefixed
@@ -40,10 +39,10 @@ def infer_pipeline(
                     draw(pipeline, item, told, picture)
             answers.append(answer)
             if not json and len(items) > 1:
-                print(msgspec.json.encode(answer).decode())
+                print(_text(answer))
         seconds = time.perf_counter() - start
         if not json and len(items) == 1 and failure is None:
-            print(msgspec.json.format(msgspec.json.encode(answers[0]["outputs"]), indent=2).decode())
+            print(_text(answers[0]["outputs"], indent=2))
         facts = {
             "pipeline": pipeline.name,
             "items": answers,
@@ -54,7 +53,12 @@ def infer_pipeline(
         failure.facts = facts
         raise failure
     if json:
-        print(msgspec.json.encode(facts).decode())
+        print(_text(facts))
+
+
+def _text(content: Any, indent: int | None = None) -> str:
+    """``content`` as JSON. As in the answers of a server, NaN and infinities are written as ``NaN`` and ``Infinity``, not as null."""
+    return json_text.dumps(content, ensure_ascii=False, indent=indent)
 
 
 def item_names(pipeline: Pipeline, words: Sequence[str], texts: Sequence[str]) -> list[str]:
