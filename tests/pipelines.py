@@ -15,9 +15,9 @@ from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.pipeline.check import checked
 from penstock.pipeline.declaration import Declaration, parse
 from penstock.pipeline.function import Function, ModelTraits
-from penstock.pipeline.streaming.models import LocalModel
 from penstock.pipeline.source import SourceText, read_source
 from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.streaming.models import LocalModel
 from penstock.tensor import DataType, Signature, TensorSpec
 
 SCORES = """\

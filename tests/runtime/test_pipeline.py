@@ -24,7 +24,11 @@ steps:
   - {python: my.py:both, in: {text: text, content: content}, out: [length, size]}
 outputs: [length, size]
 """
-CODE = "from penstock import Tensor\ndef both(text: str, content: bytes) -> tuple[str, str]:\n    return text.upper(), str(len(content))\n"
+CODE = """\
+from penstock import Tensor
+def both(text: str, content: bytes) -> tuple[str, str]:
+    return text.upper(), str(len(content))
+"""
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def test_all_ways_give_the_same_answers(scores: Pipeline) -> None:
         "infer": [scores.infer({"features": item}) for item in ITEMS],
         "async": asyncio.run(_all(scores)),
         "batch": scores.batch(ITEMS),
-        "stream": list(scores.stream(({"features": item} for item in ITEMS))),
+        "stream": list(scores.stream({"features": item} for item in ITEMS)),
     }
     with ThreadPoolExecutor(8) as pool:
         ways["threads"] = list(pool.map(scores, ITEMS))
@@ -124,8 +128,8 @@ def test_paths_and_texts(texts: Pipeline, tmp_path: Path) -> None:
         texts("x", tmp_path / "none.bin")
     with pytest.raises(InvalidArgument, match="cannot read"):
         texts("x", tmp_path)
+    (tmp_path / "b.txt").write_bytes(b"\xff")
     with pytest.raises(InvalidArgument, match="is not UTF-8"):
-        (tmp_path / "b.txt").write_bytes(b"\xff")
         texts(tmp_path / "b.txt", b"")
     with pytest.raises(InvalidArgument, match="an item needs the inputs text, content"):
         texts.batch(["x"])

@@ -14,7 +14,7 @@ from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig
 from penstock.pipeline.condition import Condition
 from penstock.pipeline.declaration import Declaration, DeclaredInput, DeclaredStep, Wiring, options_as
-from penstock.pipeline.function import Function, MapStep, ModelTraits, ModelStep, Work
+from penstock.pipeline.function import Function, MapStep, ModelStep, ModelTraits, Work
 from penstock.pipeline.graph import Graph, PipelineStep, declare
 from penstock.pipeline.python_step import PythonStep, read_python_step
 from penstock.pipeline.source import Located

@@ -14,6 +14,7 @@ from penstock.pipeline.function import Function, MapStep, ModelStep
 from penstock.pipeline.graph import GraphPlan
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.steps.base import Step
+from penstock.pipeline.streaming.fusing import fused
 from penstock.pipeline.streaming.models import LocalModel, ModelCaller, attempted, guarded, run_rows, shapes_of
 from penstock.pipeline.streaming.stage import Inputs, StageSpec, one_group
 
@@ -60,6 +61,7 @@ def _scope(
     function: Function, models: Models, path: str, outputs: Sequence[str], stages: dict[str, StageSpec]
 ) -> Scope:
     parts: dict[str, str | Remote | Scope] = {}
+    function = fused(function, outputs)
     plan = function.graph.plan(outputs)
     for step in plan.steps:
         work, name = function.work[step.name], path + step.name
