@@ -269,3 +269,11 @@ def test_a_request_whose_client_disconnects_is_cancelled(tmp_path: Path) -> None
         while not client.get_inference_statistics("slow")["model_stats"][0]["inference_stats"]["fail"]["count"]:
             time.sleep(0.01)
         started.unlink()
+
+
+@pytest.mark.parametrize("settings", [{"processes": 2}, {"isolation": "process"}, {"instances": 2}])
+def test_other_ways_to_run_the_models(bundle: Path, settings: dict[str, object]) -> None:
+    with ServerProcess(bundle, **settings) as process:
+        for corner in range(4):
+            status, answer = ask(process, picture(corner), "image/png")
+            assert (status, answer["labels"][0]) == (200, LABELS[corner])
