@@ -1,7 +1,7 @@
 """Standard steps of pipelines against their reference libraries: ``python -m benchmarks.steps``.
 
-Both sides take the same array (or file) and return an array. They run in turn, in one thread, and the figure is the median ratio of the
-two in a round. Prints Markdown.
+Both sides take the same array (or file) and return an array. They run in turn, in one thread, and the figure is the median ratio of
+their CPU times in a round, which other processes disturb least. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Times of a case, in seconds. ``ratio`` is above 1 if the step is faster than the reference."""
+    """CPU times of a case, in seconds. ``ratio`` is above 1 if the step is faster than the reference."""
 
     ours_s: float
     theirs_s: float
@@ -69,10 +69,10 @@ def measure(case: Case, rounds: int = 15) -> Figure:
 
 
 def _timed(call: Call, times: int) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(times):
         call()
-    return (time.perf_counter() - start) / times
+    return (time.process_time() - start) / times
 
 
 def photo(height: int, width: int) -> Array:

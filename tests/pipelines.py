@@ -14,10 +14,10 @@ import models
 from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.pipeline.check import checked
 from penstock.pipeline.declaration import Declaration, parse
-from penstock.pipeline.function import Function, ModelFacts
-from penstock.pipeline.models import LocalModel
-from penstock.pipeline.source import Source, read_source
+from penstock.pipeline.function import Function, ModelTraits
+from penstock.pipeline.source import SourceText, read_source
 from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.streaming.models import LocalModel
 from penstock.tensor import DataType, Signature, TensorSpec
 
 SCORES = """\
@@ -42,7 +42,7 @@ examples:
 """
 FEATURES = np.array([1, 2, 3], np.float32)
 LINEAR = Signature((TensorSpec("x", DataType.FP32, (-1, 3)),), (TensorSpec("y", DataType.FP32, (-1, 2)),))
-FACTS = {"linear": ModelFacts(LINEAR, max_batch=8)}
+FACTS = {"linear": ModelTraits(LINEAR, max_batch=8)}
 WEIGHT = models.linear_weight(3, 2)
 LOCAL = {"linear": LocalModel(lambda inputs: {"y": inputs["x"] @ WEIGHT}, max_batch=8)}
 
@@ -52,7 +52,7 @@ def declared(text: str, **changes: Any) -> Declaration:
     if not changes:
         return parse(read_source(text.encode(), "pipeline.yaml"))
     data = read_source(text.encode(), "pipeline.yaml").data | changes
-    return parse(Source("pipeline.yaml", {key: value for key, value in data.items() if value is not None}, {}))
+    return parse(SourceText("pipeline.yaml", {key: value for key, value in data.items() if value is not None}, {}))
 
 
 def function(

@@ -19,7 +19,7 @@ from penstock.pipeline.golden import (
     recorded,
     replay,
 )
-from penstock.pipeline.models import LocalModel
+from penstock.pipeline.streaming.models import LocalModel
 from penstock.tensor import DataType, to_wire
 from pipelines import FEATURES, LOCAL, WEIGHT, function
 

@@ -14,7 +14,7 @@ from penstock.errors import ResourceExhausted
 from penstock.resources import machine_facts
 
 
-class Limits(msgspec.Struct, frozen=True):
+class DeviceLimits(msgspec.Struct, frozen=True):
     """Limits on what models may use of a device."""
 
     threads: int = 0
@@ -25,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True):
     """True if idle threads sleep, instead of waiting actively for the next call."""
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = DeviceLimits()
 
 
 class LocalVariant(NamedTuple):
@@ -37,7 +37,7 @@ class LocalVariant(NamedTuple):
     """Estimated memory of the model."""
 
 
-def load_variant(bundle: Bundle, limits: Limits = NO_LIMITS, used_bytes: int = 0) -> LocalVariant:
+def load_variant(bundle: Bundle, limits: DeviceLimits = NO_LIMITS, used_bytes: int = 0) -> LocalVariant:
     """Load the first variant of ``bundle`` that runs on this machine. Other models already use ``used_bytes`` of memory.
 
     Raises Unavailable if no variant runs here, ResourceExhausted over the memory limit, and the errors of the engine.

@@ -17,18 +17,18 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import Artifact, local_path
-from penstock.bundle.local import NO_LIMITS, Limits, LocalVariant, load_variant
+from penstock.bundle.local import NO_LIMITS, DeviceLimits, LocalVariant, load_variant
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.open import Bundle, Contents, as_model, may_be_bundle, read_bundle, read_inner
 from penstock.errors import IntegrityError, InvalidConfig, NotFound, PermissionDenied, Unsupported
 from penstock.pipeline import golden
 from penstock.pipeline.check import checked
 from penstock.pipeline.declaration import Declaration, parse
-from penstock.pipeline.function import Function, ModelFacts
-from penstock.pipeline.golden import Golden, Runner
-from penstock.pipeline.models import LocalModel, guarded
+from penstock.pipeline.function import Function, ModelTraits
+from penstock.pipeline.golden import Golden, ItemRunner
 from penstock.pipeline.source import read_json
 from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.streaming.models import LocalModel, guarded
 
 PIPELINE, GOLDEN = "pipeline.json", "golden.json"
 FILES, EXAMPLES = "files/", "examples/"
@@ -85,7 +85,7 @@ class PipelineBundle:
                 "look at it with `penstock inspect`; if you trust it, allow it with --allow-python or allow_python=True",
             )
 
-    def replay(self, runner: Runner, variants: Mapping[str, str]) -> None:
+    def replay(self, runner: ItemRunner, variants: Mapping[str, str]) -> None:
         """Run the golden samples. ``runner`` runs the function of the bundle with ``golden.observed``, and its models ``variants``.
         Raises IntegrityError, naming the first step that differs.
         """
@@ -111,9 +111,9 @@ def _inner(contents: Contents, name: str, file: str, digest: str) -> Bundle:
         ) from None
 
 
-def facts_of(bundle: Bundle) -> ModelFacts:
+def facts_of(bundle: Bundle) -> ModelTraits:
     """What a pipeline must know about the model of ``bundle``."""
-    return ModelFacts(bundle.manifest.signature, bundle.manifest.serving.max_batch)
+    return ModelTraits(bundle.manifest.signature, bundle.manifest.serving.max_batch)
 
 
 def tolerance_of(bundle: Bundle, variant: str) -> float:
@@ -145,7 +145,7 @@ def _opened(contents: Contents) -> Bundle | PipelineBundle:
     return as_model(contents)
 
 
-def load_models(models: Mapping[str, Bundle], limits: Limits = NO_LIMITS) -> dict[str, LocalVariant]:
+def load_models(models: Mapping[str, Bundle], limits: DeviceLimits = NO_LIMITS) -> dict[str, LocalVariant]:
     """Load all models in this process. Raises the errors of ``load_variant``; then no model stays loaded."""
     found: dict[str, LocalVariant] = {}
     try:

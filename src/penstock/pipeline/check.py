@@ -14,7 +14,7 @@ from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig
 from penstock.pipeline.condition import Condition
 from penstock.pipeline.declaration import Declaration, DeclaredInput, DeclaredStep, Wiring, options_as
-from penstock.pipeline.function import Function, MapStep, ModelFacts, ModelStep, Work
+from penstock.pipeline.function import Function, MapStep, ModelStep, ModelTraits, Work
 from penstock.pipeline.graph import Graph, PipelineStep, declare
 from penstock.pipeline.python_step import PythonStep, read_python_step
 from penstock.pipeline.source import Located
@@ -28,7 +28,7 @@ ENCODED = (Media.IMAGE, Media.AUDIO, Media.FILE)
 
 
 def checked(
-    declaration: Declaration, models: Mapping[str, ModelFacts], resources: Resources, allow_python: bool = False
+    declaration: Declaration, models: Mapping[str, ModelTraits], resources: Resources, allow_python: bool = False
 ) -> Function:
     """Check ``declaration``, whose labels and files are in ``resources``.
 
@@ -84,7 +84,7 @@ class _Checker:
     """Turns declared steps into a graph, and computes the types of all values."""
 
     def __init__(
-        self, declaration: Declaration, models: Mapping[str, ModelFacts], resources: Resources, allow_python: bool
+        self, declaration: Declaration, models: Mapping[str, ModelTraits], resources: Resources, allow_python: bool
     ) -> None:
         self._declaration = declaration
         self._models = models

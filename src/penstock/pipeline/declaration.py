@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, quoted
-from penstock.pipeline.source import Path, Source
+from penstock.pipeline.source import Path, SourceText
 from penstock.pipeline.value import Media
 from penstock.tensor import DataType
 
@@ -102,7 +102,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     examples: tuple[Mapping[str, Any], ...] = ()
     """Inputs to record with their outputs: files below the folder of the declaration, texts, or numbers."""
     description: str = ""
-    source: Source = Source("pipeline", None, {})
+    source: SourceText = SourceText("pipeline", None, {})
     """The text from which the declaration was read."""
 
     def error(self, path: Iterable[str | int], message: str, hint: str = "") -> InvalidConfig:
@@ -154,7 +154,7 @@ _STEP_TYPES: dict[str, Any] = {
 }
 
 
-def parse(source: Source) -> Declaration:
+def parse(source: SourceText) -> Declaration:
     """Read a declaration. Raises InvalidConfig with the line, the step and the fix."""
     data = source.data
     if not isinstance(data, dict):
@@ -197,11 +197,11 @@ _MISSING = {
 }
 
 
-def _steps(source: Source, path: Path, given: list[Any], names: Counter[str]) -> tuple[DeclaredStep, ...]:
+def _steps(source: SourceText, path: Path, given: list[Any], names: Counter[str]) -> tuple[DeclaredStep, ...]:
     return tuple(_step(source, (*path, number), one, names) for number, one in enumerate(given))
 
 
-def _step(source: Source, path: Path, data: dict[str, Any], names: Counter[str]) -> DeclaredStep:
+def _step(source: SourceText, path: Path, data: dict[str, Any], names: Counter[str]) -> DeclaredStep:
     kinds = [kind for kind in KINDS if kind in data]
     if len(kinds) != 1:
         if not kinds and (
@@ -263,12 +263,12 @@ def _frozen(names: Any) -> Any:
     return tuple(names) if isinstance(names, list) else names
 
 
-def _check_name(source: Source, path: Path, name: str) -> None:
+def _check_name(source: SourceText, path: Path, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise source.error(path, f"{quoted(name)} is not a valid name", "use letters, digits, '_', '-' and '.'")
 
 
-def _typed(source: Source, path: Path, value: Any, kind: Any) -> Any:
+def _typed(source: SourceText, path: Path, value: Any, kind: Any) -> Any:
     """``value``, converted to ``kind``. Raises InvalidConfig with the line."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return options_as(source, path, f"{path[-2]} '{path[-1]}'", value, kind)
@@ -279,7 +279,7 @@ def _typed(source: Source, path: Path, value: Any, kind: Any) -> Any:
         raise source.error((*path, *inner), f"'{path[-1]}' is wrong: {message}") from None
 
 
-def options_as(source: Source, path: Path, what: str, value: Mapping[str, Any], kind: type[_Struct]) -> _Struct:
+def options_as(source: SourceText, path: Path, what: str, value: Mapping[str, Any], kind: type[_Struct]) -> _Struct:
     """``value``, the options of ``what``, converted to ``kind``. Raises InvalidConfig with the line and the fix."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key in value:

@@ -8,7 +8,8 @@ from penstock.errors import Cancelled, PenstockError, prefixed
 from penstock.pipeline.executor import PipelineRun, Told
 from penstock.pipeline.function import Function, MapStep, ModelStep, Work
 from penstock.pipeline.graph import PipelineStep
-from penstock.pipeline.models import LocalModel
+from penstock.pipeline.streaming.fusing import fused
+from penstock.pipeline.streaming.models import LocalModel
 from penstock.pipeline.value import Value
 
 _Run = Callable[[dict[str, Value]], Mapping[str, Value]]
@@ -20,7 +21,9 @@ class Direct:
     def __init__(self, function: Function, models: Mapping[str, LocalModel], outputs: Sequence[str] = ()) -> None:
         """``outputs`` are the wanted outputs; by default all."""
         self.function = function
-        self._plan = function.graph.plan(tuple(outputs or function.graph.outputs))
+        wanted = tuple(outputs or function.graph.outputs)
+        function = fused(function, wanted)
+        self._plan = function.graph.plan(wanted)
         self._runs = {step.name: _bound(function.work[step.name], step, models) for step in self._plan.steps}
 
     def call(self, inputs: Mapping[str, Value]) -> dict[str, Value]:

@@ -16,7 +16,7 @@ from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array, Signature, as_bytes
 
 
-class ModelFacts(msgspec.Struct, frozen=True):
+class ModelTraits(msgspec.Struct, frozen=True):
     """What a pipeline must know about one of its models."""
 
     signature: Signature

@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 """Tolerance of models in FP32."""
 
 
-class Runner(Protocol):
+class ItemRunner(Protocol):
     """Runs a function for one item."""
 
     @property
@@ -152,14 +152,14 @@ def observed(function: Function) -> Function:
     return msgspec.structs.replace(function, outputs={name: function.types[name] for name in values}, graph=graph)
 
 
-def record(runner: Runner, inputs: Mapping[str, Value]) -> dict[str, Recorded]:
+def record(runner: ItemRunner, inputs: Mapping[str, Value]) -> dict[str, Recorded]:
     """All values of one run of ``runner``, which runs an ``observed`` function. Raises PenstockError."""
     found = runner.call(inputs)
     return {name: recorded(found.get(name)) for name in runner.function.outputs}
 
 
 def replay(
-    runner: Runner,
+    runner: ItemRunner,
     golden: Golden,
     files: Mapping[str, bytes],
     variants: Mapping[str, str],

@@ -27,7 +27,7 @@ def schema() -> dict[str, Any]:
     """The schema of a declaration, with all standard steps."""
     docs = field_docs(Declaration)
     text = {"type": "string"}
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "name": text,
         "description": text,
         "inputs": {"type": "object", "additionalProperties": {"$ref": "#/$defs/DeclaredInput"}},

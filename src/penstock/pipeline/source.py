@@ -33,7 +33,7 @@ class Located(InvalidConfig):
     """An error whose message begins with the file and the line."""
 
 
-class Source:
+class SourceText:
     """The data of a declaration. ``error`` makes errors that name the file and the line."""
 
     def __init__(self, name: str, data: Any, lines: Mapping[Path, int], toml: str = "") -> None:
@@ -59,15 +59,15 @@ def located(name: str, line: int, message: str, hint: str = "") -> Located:
     return Located(f"{name}, line {line}: {message}" if line else f"{name}: {message}", hint)
 
 
-def read_json(text: bytes, name: str) -> Source:
+def read_json(text: bytes, name: str) -> SourceText:
     """The data of the canonical form, ``text``. Raises InvalidConfig."""
     try:
-        return Source(name, msgspec.json.decode(text), {})
+        return SourceText(name, msgspec.json.decode(text), {})
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise located(name, 0, f"this is not valid JSON: {error}") from None
 
 
-def read_source(text: bytes, name: str) -> Source:
+def read_source(text: bytes, name: str) -> SourceText:
     """The data of ``text``, which is TOML if the file's ``name`` ends in ``.toml``, otherwise YAML. Raises InvalidConfig."""
     if len(text) > MAX_BYTES:
         raise located(name, 0, f"the file has {len(text)} bytes, but a declaration has at most {MAX_BYTES} bytes")
@@ -80,14 +80,14 @@ def read_source(text: bytes, name: str) -> Source:
     return _read_yaml(decoded, name)
 
 
-def _read_toml(text: str, name: str) -> Source:
+def _read_toml(text: str, name: str) -> SourceText:
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidConfig(f"{name} is not valid TOML: {error}") from None
     if _depth_exceeds(data, MAX_DEPTH):
         raise located(name, 0, f"the values are nested deeper than {MAX_DEPTH} levels")
-    return Source(name, data, {}, text)
+    return SourceText(name, data, {}, text)
 
 
 def _depth_exceeds(data: Any, levels: int) -> bool:
@@ -122,7 +122,7 @@ def _has(data: Any, path: Path) -> bool:
     return True
 
 
-def _read_yaml(text: str, name: str) -> Source:
+def _read_yaml(text: str, name: str) -> SourceText:
     try:
         import yaml  # noqa: PLC0415 - an extra, which only files in YAML need
     except ImportError:
@@ -148,13 +148,13 @@ class _YamlReader:
         self._lines: dict[Path, int] = {}
         self._values = 0
 
-    def read(self) -> Source:
+    def read(self) -> SourceText:
         if next(self._events, None) is None:  # the start of the document
-            return Source(self._name, None, {})
+            return SourceText(self._name, None, {})
         data = self._value(next(self._events), ())
         if (more := next(self._events, None)) is not None:
             raise self._error(more, "the file contains a second document", "keep one document in the file")
-        return Source(self._name, data, self._lines)
+        return SourceText(self._name, data, self._lines)
 
     def _value(self, event: Any, path: Path) -> Any:
         kind = type(event).__name__

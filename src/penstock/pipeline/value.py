@@ -56,7 +56,7 @@ class ValueType(msgspec.Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        if self.media in (Media.TEXT, Media.FILE):
+        if self.media is not Media.TENSOR and self.datatype is DataType.BYTES:
             shown = self.media.value
         else:
             shown = f"{self.media.value} {self.datatype.value} {list(self.shape)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.artifact import Artifact
-from penstock.bundle.local import Limits
+from penstock.bundle.local import DeviceLimits
 from penstock.bundle.pipeline import PipelineBundle, open_any
 from penstock.runtime.model import load_bundle, load_file
 from penstock.runtime.pipeline import Pipeline
@@ -32,7 +32,7 @@ def open(
     machine), ResourceExhausted, PermissionDenied, InvalidModel, Unsupported.
     """
     opened = open_any(path)
-    limits = Limits(threads, max_memory, power_saving)
+    limits = DeviceLimits(threads, max_memory, power_saving)
     if isinstance(opened, PipelineBundle):
         return Pipeline(opened, limits, allow_python)
     return load_file(opened, Path(path)) if isinstance(opened, Artifact) else load_bundle(opened, limits)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact, Format
-from penstock.bundle.local import NO_LIMITS, Limits, load_variant
+from penstock.bundle.local import NO_LIMITS, DeviceLimits, load_variant
 from penstock.bundle.manifest import Manifest, Variant
 from penstock.bundle.open import Bundle, open_model
 from penstock.engines.base import LoadedModel
@@ -57,7 +57,7 @@ class Model:
         opened = open_model(path)
         if isinstance(opened, Artifact):
             return load_file(opened, Path(path))
-        return load_bundle(opened, Limits(threads, max_memory, power_saving))
+        return load_bundle(opened, DeviceLimits(threads, max_memory, power_saving))
 
     @property
     def signature(self) -> Signature:
@@ -192,7 +192,7 @@ def load_file(artifact: Artifact, path: Path) -> Model:
     return Model(path.stem, loaded, max_batch=1 if reason else _MAX_BATCH, coupling=reason, missing=missing)
 
 
-def load_bundle(bundle: Bundle, limits: Limits = NO_LIMITS) -> Model:
+def load_bundle(bundle: Bundle, limits: DeviceLimits = NO_LIMITS) -> Model:
     """The model of ``bundle`` with the engine of its tuned variant. Raises the errors of ``load_variant``."""
     loaded, variant, _ = load_variant(bundle, limits)
     artifact = bundle.artifact(variant)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.bundle.local import NO_LIMITS, Limits
+from penstock.bundle.local import NO_LIMITS, DeviceLimits
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
@@ -19,7 +19,7 @@ from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import observed
 from penstock.pipeline.inputs import check_inputs
-from penstock.pipeline.stages import Stages
+from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.pipeline.wire import to_json, to_tensors
 
@@ -35,7 +35,7 @@ class Pipeline:
     path of a file (``Path``).
     """
 
-    def __init__(self, bundle: PipelineBundle, limits: Limits = NO_LIMITS, allow_python: bool = False) -> None:
+    def __init__(self, bundle: PipelineBundle, limits: DeviceLimits = NO_LIMITS, allow_python: bool = False) -> None:
         """Load the models and replay the golden samples. Raises the errors of ``penstock.open``."""
         bundle.check_python(allow_python)
         self._function = function = bundle.function(allow_python)
@@ -66,7 +66,7 @@ class Pipeline:
         allow_python: bool = False,
     ) -> Self:
         """Open the bundle of a pipeline. See ``penstock.open``."""
-        return cls(open_pipeline(path), Limits(threads, max_memory, power_saving), allow_python)
+        return cls(open_pipeline(path), DeviceLimits(threads, max_memory, power_saving), allow_python)
 
     @property
     def name(self) -> str:

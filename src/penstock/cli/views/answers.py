@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from penstock.errors import InvalidArgument, PenstockError, prefixed
@@ -40,10 +39,10 @@ def infer_pipeline(
                     draw(pipeline, item, told, picture)
             answers.append(answer)
             if not json and len(items) > 1:
-                print(msgspec.json.encode(answer).decode())
+                print(_text(answer))
         seconds = time.perf_counter() - start
         if not json and len(items) == 1 and failure is None:
-            print(msgspec.json.format(msgspec.json.encode(answers[0]["outputs"]), indent=2).decode())
+            print(_text(answers[0]["outputs"], indent=2))
         facts = {
             "pipeline": pipeline.name,
             "items": answers,
@@ -54,7 +53,12 @@ def infer_pipeline(
         failure.facts = facts
         raise failure
     if json:
-        print(msgspec.json.encode(facts).decode())
+        print(_text(facts))
+
+
+def _text(content: Any, indent: int | None = None) -> str:
+    """``content`` as JSON. As in the answers of a server, NaN and infinities are written as ``NaN`` and ``Infinity``, not as null."""
+    return json_text.dumps(content, ensure_ascii=False, indent=indent)
 
 
 def item_names(pipeline: Pipeline, words: Sequence[str], texts: Sequence[str]) -> list[str]:
@@ -128,7 +132,7 @@ def draw(pipeline: Pipeline, item: Mapping[str, Value], outputs: Mapping[str, Va
     from penstock.pipeline.steps.image.decode import DecodeImage  # noqa: PLC0415
 
     pictures = [name for name, kind in pipeline.inputs.items() if kind.media is Media.IMAGE]
-    boxes = [name for name, kind in pipeline.outputs.items() if kind.shape in ((-1, 4), (-1, 4, 2)) and name in outputs]
+    boxes = [name for name, kind in pipeline.outputs.items() if kind.shape[1:] in ((4,), (4, 2)) and name in outputs]
     if len(pictures) != 1 or len(boxes) != 1:
         hint = "add the step draw to the pipeline, and its picture to the outputs"
         raise InvalidArgument(
@@ -142,7 +146,7 @@ def draw(pipeline: Pipeline, item: Mapping[str, Value], outputs: Mapping[str, Va
             continue
         if kind.media is Media.TEXT and kind.many:
             given.setdefault("labels", value)
-        elif kind.datatype is DataType.FP32 and kind.shape == (-1,):
+        elif kind.datatype is DataType.FP32 and len(kind.shape) == 1:
             given.setdefault("scores", value)
     content = item[pictures[0]]
     pixels = DecodeImage().run({"value": Path(content).read_bytes() if isinstance(content, str | Path) else content})

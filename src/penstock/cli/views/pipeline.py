@@ -52,7 +52,7 @@ def show(console: Console, opened: PipelineBundle) -> None:
     for path in manifest.python:
         console.print(f"[yellow]python[/yellow]  {escape(path)}: code, which runs only with --allow-python")
         console.print(escape(opened.files[path].decode(errors="replace")), soft_wrap=True)
-    console.print(f"golden  {len(opened.golden.examples)} recorded examples, replayed when the bundle is loaded")
+    console.print(f"golden  recorded examples: {len(opened.golden.examples)}, replayed when the bundle is loaded")
     console.print(f"digest  sha256:{opened.digest}, verified")
 
 

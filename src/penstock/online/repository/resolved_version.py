@@ -241,6 +241,8 @@ def _of_bundle(source: ModelSource, bundle: Bundle) -> tuple[Artifact, str, dict
         text = "bundle '%s' was tuned on another machine, so its measured profile may not be valid here: %s"
         _log.warning(text, bundle.name, "; ".join(differences))
     # For a bundle, ``engine_options`` returns no options. It only raises an error if the configuration names a missing device.
-    options = {**variant.options, **engine_options(source.given, source.name, "", source.written_in)}
+    # A bundle that was packed without tuning has no number of threads, so it is served with that of a model file.
+    usual = {"threads": 0, **engine_traits(variant.engine).shared_options} if not variant.options else {}
+    options = {**usual, **variant.options, **engine_options(source.given, source.name, "", source.written_in)}
     instances = min(serving.instances, machine.cores)
     return bundle.artifact(variant), variant.engine, options, serving.max_batch, instances

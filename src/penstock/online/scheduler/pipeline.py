@@ -26,10 +26,10 @@ from penstock.online.scheduler.base import Cancellable
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.ensemble import EnsemblePart
 from penstock.online.scheduler.graph import GraphScheduler, Passing
-from penstock.pipeline.binding import bind
 from penstock.pipeline.executor import Told, Work
 from penstock.pipeline.function import Function
-from penstock.pipeline.line import Line
+from penstock.pipeline.streaming.binding import bind
+from penstock.pipeline.streaming.line import Line
 from penstock.pipeline.wire import to_tensors, to_values
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.resources import usable_cores

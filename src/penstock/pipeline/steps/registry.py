@@ -13,7 +13,7 @@ _STEPS = {
     "colour": "image.channels:Colour",
     "constant": "constant:Constant",
     "contour_boxes": "boxes.contours:ContourBoxes",
-    "crop": "image.geometry:Crop",
+    "crop": "image.geometry:CropImage",
     "crop_boxes": "boxes.cut:CropBoxes",
     "ctc_decode": "scores.ctc:CtcDecode",
     "decode_audio": "audio.decode:DecodeAudio",

@@ -14,7 +14,7 @@ from transformers.image_transforms import center_crop
 from transformers.image_utils import ChannelDimension
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.image.geometry import Crop, Letterbox, PadImage
+from penstock.pipeline.steps.image.geometry import CropImage, Letterbox, PadImage
 from penstock.pipeline.value import Media, ValueType
 from penstock.tensor import Array, DataType
 from pictures import pictures, random_pixels
@@ -80,16 +80,16 @@ def run(step: Any, pixels: Array) -> Array:
 @settings(deadline=None)
 @given(pictures(), SIZES)
 def test_centre_crops(pixels: Array, size: tuple[int, int]) -> None:
-    np.testing.assert_array_equal(run(Crop(size=size), pixels), torchvision_center_crop(pixels, size))
+    np.testing.assert_array_equal(run(CropImage(size=size), pixels), torchvision_center_crop(pixels, size))
     wanted = center_crop(pixels, size, input_data_format=ChannelDimension.LAST)
-    np.testing.assert_array_equal(run(Crop(size=size, like="transformers"), pixels), wanted)
+    np.testing.assert_array_equal(run(CropImage(size=size, like="transformers"), pixels), wanted)
 
 
 def test_crops_at_a_place() -> None:
     pixels = random_pixels(10, 12)
-    np.testing.assert_array_equal(run(Crop(size=(3, 4), at=(7, 8)), pixels), pixels[7:, 8:])
+    np.testing.assert_array_equal(run(CropImage(size=(3, 4), at=(7, 8)), pixels), pixels[7:, 8:])
     with pytest.raises(InvalidInput, match=r"a crop of \[3, 4\] at \[8, 8\] is not in a picture of \[10, 12\]"):
-        run(Crop(size=(3, 4), at=(8, 8)), pixels)
+        run(CropImage(size=(3, 4), at=(8, 8)), pixels)
 
 
 @settings(deadline=None)

@@ -17,7 +17,7 @@ from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.image.channels import Colour
 from penstock.pipeline.steps.image.fuse import NormalisePlanes, fuse
-from penstock.pipeline.steps.image.geometry import Crop, Letterbox, PadImage
+from penstock.pipeline.steps.image.geometry import CropImage, Letterbox, PadImage
 from penstock.pipeline.steps.image.normalise import ImageLayout, Normalise
 from penstock.pipeline.steps.image.resize import Resize
 from penstock.pipeline.value import Media, ValueType
@@ -72,7 +72,7 @@ def some_steps() -> st.SearchStrategy[list[Step]]:
     sides = st.tuples(st.integers(1, 30), st.integers(1, 30))
     geometry: st.SearchStrategy[Step] = st.one_of(
         sides.map(lambda size: Resize(size=size)),
-        sides.map(lambda size: Crop(size=size)),
+        sides.map(lambda size: CropImage(size=size)),
         sides.map(lambda size: Letterbox(size=size)),
         st.integers(1, 9).map(lambda number: PadImage(multiple_of=number)),
     )

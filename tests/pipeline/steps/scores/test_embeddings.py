@@ -41,10 +41,11 @@ def test_pooling_equals_sentence_transformers(tokens: Array, data: st.DataObject
     np.testing.assert_array_equal(pooled(used), pooled(tokens, mask))
 
 
-@given(arrays.arrays(np.float32, arrays.array_shapes(max_dims=3), elements=st.floats(-9, 9, width=32)))
-def test_length_equals_torch(vectors: Array) -> None:
-    found = L2Normalise().run({"value": vectors})["value"]
-    wanted = torch.nn.functional.normalize(torch.from_numpy(vectors), dim=-1).numpy()
+@given(arrays.arrays(np.float32, arrays.array_shapes(max_dims=3), elements=st.floats(-9, 9, width=32)), st.data())
+def test_length_equals_torch(vectors: Array, data: st.DataObject) -> None:
+    axis = data.draw(st.integers(-vectors.ndim, vectors.ndim - 1))
+    found = L2Normalise(axis=axis).run({"value": vectors})["value"]
+    wanted = torch.nn.functional.normalize(torch.from_numpy(vectors), dim=axis).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     assert found.dtype == np.float32
 

@@ -24,8 +24,8 @@ from penstock.online.repository.resolved_version import LoadOptions, find
 from penstock.online.repository.triton.rules import prefix
 from penstock.pipeline.function import Function
 from penstock.pipeline.golden import observed
-from penstock.pipeline.models import LocalModel
-from penstock.pipeline.stages import Stages
+from penstock.pipeline.streaming.models import LocalModel
+from penstock.pipeline.streaming.stages import Stages
 from penstock.resources import machine_facts
 
 

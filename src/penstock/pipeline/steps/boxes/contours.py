@@ -28,8 +28,8 @@ class ContourBoxes(Step, frozen=True, kw_only=True):
     2. Each contour gets its rectangle of least area. The score is the mean of the map in it.
     3. The rectangle is enlarged on all sides by ``area * unclip / perimeter``.
 
-    The corners are in pixels of the map: top left, top right, bottom right, bottom left. Boxes are in reading order: by their top, then
-    by their left edge. PaddleOCR rounds the enlarged polygon, so its corners may differ by 2 pixels.
+    The corners are in pixels of the map: top left, top right, bottom right, bottom left. Boxes are in reading order: by their top, and
+    then by their left edge. PaddleOCR rounds the enlarged polygon, so its corners may differ by 2 pixels.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("boxes", "scores")

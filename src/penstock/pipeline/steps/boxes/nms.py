@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -83,7 +83,7 @@ class _Rows(msgspec.Struct, frozen=True, eq=False):
         left, top, right, bottom = np.ascontiguousarray(boxes.T)
         return cls((left, top, right, bottom), (right - left) * (bottom - top), classes)
 
-    def take(self, which: Array | slice | list[int]) -> _Rows:
+    def take(self, which: Any) -> _Rows:
         left, top, right, bottom = self.edges
         return _Rows((left[which], top[which], right[which], bottom[which]), self.areas[which], self.classes[which])
 
@@ -95,7 +95,8 @@ class _Rows(msgspec.Struct, frozen=True, eq=False):
         shared = np.maximum(width, 0) * np.maximum(height, 0)
         with np.errstate(divide="ignore", invalid="ignore"):  # two boxes without area share none
             found: Array = shared / (self.areas[:, None] + others.areas - shared) > iou
-        return found & (self.classes[:, None] == others.classes)
+        found &= self.classes[:, None] == others.classes
+        return found
 
 
 def _greedy(rows: _Rows, iou: float) -> list[int]:

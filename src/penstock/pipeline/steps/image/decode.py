@@ -71,7 +71,7 @@ class DecodeImage(Step, frozen=True, kw_only=True):
             picture = _reader(content)(io.BytesIO(content))
             self._check_size(*picture.size)
             pixels = self._decoded(content, picture)
-            return {"value": _upright(pixels, picture) if self.orient and _has_metadata(content) else pixels}
+            return {"value": _upright(pixels, picture) if self.orient and _has_metadata(content, picture) else pixels}
         except _DAMAGED as error:
             reason = f": {error}" if str(error) else ""
             raise InvalidInput(f"the picture is damaged{reason}", "send a complete file") from None
@@ -140,9 +140,17 @@ _TURNS: dict[int, Callable[[Array], Array]] = {
 """How a picture of each orientation is turned upright."""
 
 
-def _has_metadata(content: bytes) -> bool:
-    """False if the file has no EXIF and no XMP data, which Pillow would only know after it has decoded a PNG."""
-    return any(mark in content for mark in (b"Exif", b"EXIF", b"eXIf", b"exif", b"adobe"))
+def _has_metadata(content: bytes, picture: Image) -> bool:
+    """False for a PNG file without EXIF and XMP data. Pillow knows that only after it has decoded the pixels."""
+    if not isinstance(picture, PngImageFile):
+        return True
+    place = 8
+    while place + 8 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        if kind in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
+            return True
+        place += length + 12
+    return False
 
 
 def _upright(pixels: Array, picture: Image) -> Array:

@@ -13,14 +13,14 @@ import numpy as np
 
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.image.channels import Colour
-from penstock.pipeline.steps.image.geometry import Crop, Letterbox, PadImage
+from penstock.pipeline.steps.image.geometry import CropImage, Letterbox, PadImage
 from penstock.pipeline.steps.image.normalise import ImageLayout, Normalise
 from penstock.pipeline.steps.image.pixels import pixels_of
 from penstock.pipeline.steps.image.resize import Resize
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
-FUSABLE = (Colour, Crop, ImageLayout, Letterbox, Normalise, PadImage, Resize)
+FUSABLE = (Colour, CropImage, ImageLayout, Letterbox, Normalise, PadImage, Resize)
 """Steps that ``fuse`` takes. Each has one input and one output, both called ``value``."""
 
 

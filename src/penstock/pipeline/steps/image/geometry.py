@@ -17,7 +17,7 @@ from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
 
-class Crop(Step, frozen=True, kw_only=True):
+class CropImage(Step, frozen=True, kw_only=True):
     """Cut a rectangle out of a picture: from the centre, or from ``at``.
 
     A centre crop pads a smaller picture with zeros, as the libraries do. A rectangle from ``at`` must lie in the picture.
@@ -110,7 +110,7 @@ class PadImage(Step, frozen=True, kw_only=True):
 class Letterbox(Step, frozen=True, kw_only=True):
     """Resize a picture into a rectangle with its aspect ratio kept, and pad the rest, as YOLO models need it.
 
-    ``scale_boxes`` with ``letterbox: true`` maps boxes back.
+    ``scale_boxes`` with ``letterbox: ultralytics`` or ``yolox`` maps boxes back.
     """
 
     size: tuple[Side, Side]

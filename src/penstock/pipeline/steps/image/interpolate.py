@@ -16,7 +16,7 @@ import numpy as np
 from penstock.tensor import Array
 
 _OPENCV = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
-_BAND = 16
+_BAND = 8
 """Pixels of the result in one matrix of weights. Larger matrices are mostly zeros, and smaller ones need more calls."""
 
 
@@ -87,6 +87,6 @@ def _kernel(distance: Array, filter: str) -> Array:
     """The triangle, or Keys's cubic with a = -0.5 [R. Keys, 1981]."""
     x = np.abs(distance)
     if filter == "bilinear":
-        return np.maximum(1 - x, 0)
+        return np.asarray(np.maximum(1 - x, 0))
     near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return np.where(x < 1, near, np.where(x < 2, far, 0))
+    return np.asarray(np.where(x < 1, near, np.where(x < 2, far, 0)))

@@ -23,7 +23,7 @@ class CtcDecode(Step, frozen=True, kw_only=True):
     """Decode probabilities [time, classes] to text: classes that repeat are merged, and then blanks are removed.
 
     - Greedy (``beam: 1``): the best class of each time step. ``score`` is the mean probability of the characters, or 0 without any.
-    - Beam search: the text with the highest probability over its alignments. ``score`` is that probability.
+    - Beam search: of the texts that are followed, the one whose alignments have the highest total probability, which is ``score``.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("text", "score")

@@ -80,5 +80,6 @@ class L2Normalise(Step, frozen=True, kw_only=True):
         """The vectors of length 1, in the input's datatype. Lengths are computed in FP32 or FP64."""
         vectors: Array = inputs["value"]
         wide: Array = vectors.astype(np.float64 if vectors.dtype == np.float64 else np.float32, copy=False)
-        length = np.sqrt((wide * wide).sum(axis=self.axis, keepdims=True))
+        last = np.moveaxis(wide, self.axis, -1)
+        length = np.expand_dims(np.sqrt(np.vecdot(last, last)), self.axis)
         return {"value": (wide / np.maximum(length, self.epsilon)).astype(vectors.dtype, copy=False)}

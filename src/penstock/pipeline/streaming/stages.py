@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from penstock.errors import PenstockError
-from penstock.pipeline.binding import Models, bind
 from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function
-from penstock.pipeline.line import Line
-from penstock.pipeline.timeline import Timeline
+from penstock.pipeline.streaming.binding import Models, bind
+from penstock.pipeline.streaming.line import Line
+from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Value
 from penstock.resources import usable_cores
 

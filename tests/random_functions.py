@@ -13,8 +13,8 @@ from penstock.errors import InvalidInput
 from penstock.pipeline.condition import Condition
 from penstock.pipeline.function import Function, MapStep, ModelStep
 from penstock.pipeline.graph import PipelineStep, declare
-from penstock.pipeline.models import LocalModel
 from penstock.pipeline.steps.base import Step
+from penstock.pipeline.streaming.models import LocalModel
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 

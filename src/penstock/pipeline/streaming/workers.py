@@ -12,8 +12,8 @@ from typing import Self
 
 from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
-from penstock.pipeline.stage import Batch, Call, Stage, StageSpec, take
-from penstock.pipeline.timeline import Timeline
+from penstock.pipeline.streaming.stage import Batch, Call, Stage, StageSpec, take
+from penstock.pipeline.streaming.timeline import Timeline
 
 _log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Cancelled, PenstockError
-from penstock.pipeline.binding import bind
 from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function
-from penstock.pipeline.line import Line
-from penstock.pipeline.stage import Batch
+from penstock.pipeline.streaming.binding import bind
+from penstock.pipeline.streaming.line import Line
+from penstock.pipeline.streaming.stage import Batch
 from penstock.tensor import Array
-from tests.pipeline.functions import MODELS, expected, functions, number
+from random_functions import MODELS, expected, functions, number
 
 ITEMS = st.lists(st.integers(0, 999), min_size=1, max_size=8)
 

@@ -17,15 +17,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Self
 
+import msgspec
+
 from penstock.errors import Cancelled, PenstockError, prefixed
-from penstock.pipeline.binding import Bound, Scope
 from penstock.pipeline.executor import PipelineRun, Told, Work
 from penstock.pipeline.graph import PipelineStep
-from penstock.pipeline.models import from_rows
-from penstock.pipeline.stage import Call, Inputs
-from penstock.pipeline.timeline import Timeline
+from penstock.pipeline.streaming.apart import Movable, Processes
+from penstock.pipeline.streaming.binding import Bound, Scope
+from penstock.pipeline.streaming.models import from_rows
+from penstock.pipeline.streaming.stage import Call, Inputs, StageSpec
+from penstock.pipeline.streaming.timeline import Timeline
+from penstock.pipeline.streaming.workers import Workers
 from penstock.pipeline.value import Value
-from penstock.pipeline.workers import Workers
 
 
 class Line:
@@ -37,7 +40,10 @@ class Line:
         self._told = threading.Condition(threading.RLock())
         """Guards all runs."""
         self._has_threads = threads > 0
-        self.workers = Workers(bound.stages, self._locked, threads, timeline)
+        self._processes = Processes(threads)
+        self.workers = Workers(
+            self._moved(bound.stages) if threads > 1 else bound.stages, self._locked, threads, timeline
+        )
         self._runs: dict[int, PipelineRun] = {}
         self._turns = 0
         """Number of callbacks that ``_locked`` has run."""
@@ -84,6 +90,16 @@ class Line:
             for run in list(self._runs.values()):
                 run.cancel()
         self.workers.stop()
+        self._processes.close()
+
+    def _moved(self, stages: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
+        """``stages``, in which movable steps run where they are faster."""
+        return {
+            name: msgspec.structs.replace(spec, run=Movable(spec.movable, spec.run, self._processes))
+            if spec.movable is not None
+            else spec
+            for name, spec in stages.items()
+        }
 
     def _locked(self, callback: Callable[[], None]) -> None:
         with self._told:

@@ -12,10 +12,11 @@ from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function, MapStep, ModelStep
 from penstock.pipeline.graph import GraphPlan
-from penstock.pipeline.models import LocalModel, ModelCaller, attempted, guarded, run_rows, shapes_of
 from penstock.pipeline.python_step import PythonStep
-from penstock.pipeline.stage import Inputs, StageSpec, one_group
 from penstock.pipeline.steps.base import Step
+from penstock.pipeline.streaming.fusing import fused
+from penstock.pipeline.streaming.models import LocalModel, ModelCaller, attempted, guarded, run_rows, shapes_of
+from penstock.pipeline.streaming.stage import Inputs, StageSpec, one_group
 
 Models = Mapping[str, LocalModel | ModelCaller]
 _VECTORISED = 32
@@ -60,6 +61,7 @@ def _scope(
     function: Function, models: Models, path: str, outputs: Sequence[str], stages: dict[str, StageSpec]
 ) -> Scope:
     parts: dict[str, str | Remote | Scope] = {}
+    function = fused(function, outputs)
     plan = function.graph.plan(outputs)
     for step in plan.steps:
         work, name = function.work[step.name], path + step.name
@@ -95,10 +97,13 @@ def _model_stage(name: str, step: ModelStep, model: LocalModel) -> StageSpec:
 
 def _stage(name: str, step: Step | PythonStep) -> StageSpec:
     is_vectorised = isinstance(step, Step) and type(step).run_many is not Step.run_many
-    return StageSpec(name, partial(_run_step, step), max_batch=_VECTORISED if is_vectorised else 1)
+    movable = step if isinstance(step, PythonStep) or step.holds_lock else None
+    run = partial(run_step, step)
+    return StageSpec(name, run, max_batch=_VECTORISED if is_vectorised else 1, movable=movable)
 
 
-def _run_step(step: Step | PythonStep, items: Sequence[Inputs]) -> list[Told]:
+def run_step(step: Step | PythonStep, items: Sequence[Inputs]) -> list[Told]:
+    """The outcomes of ``step`` for ``items``."""
     if isinstance(step, Step) and len(items) > 1:
         with suppress(PenstockError):
             return [*step.run_many(items)]

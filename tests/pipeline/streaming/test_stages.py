@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidInput, PenstockError
 from penstock.pipeline.function import Function
-from penstock.pipeline.models import LocalModel
-from penstock.pipeline.stages import Stages
-from penstock.pipeline.timeline import Timeline
+from penstock.pipeline.streaming.models import LocalModel
+from penstock.pipeline.streaming.stages import Stages
+from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Value
 from penstock.tensor import Array
-from tests.pipeline.functions import MODEL, MODELS, Plain, Wiring, expected, function_of, functions, number
+from random_functions import MODEL, MODELS, Plain, Wiring, expected, function_of, functions, number
 
 
 @pytest.fixture(autouse=True)

@@ -38,6 +38,8 @@ class StageSpec(msgspec.Struct, frozen=True, eq=False):
     """True if full batches are worth waiting for: a smaller batch runs only when no other call is ready."""
     limit: int = 0
     """Maximum number of batches at a time; 0 means no limit."""
+    movable: object = None
+    """The step, if it holds the interpreter's lock and may run in another process."""
 
 
 class Call(msgspec.Struct, eq=False):

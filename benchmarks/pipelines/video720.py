@@ -1,0 +1,94 @@
+"""720 JPEG frames of 1280×720, classified: the stream of `penstock.open` against a loop that decodes with Pillow, and runs one picture
+after the other in ONNX Runtime with its defaults. The stream is also compared with its slower half: decoding and preparing alone, or
+the model alone, each on all cores. If both halves are limited by the same cores, this bound cannot be reached.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+from benchmarks.pipelines.pictures import MEAN, SIDE, STD, jpegs, pack
+from benchmarks.results import Row, claim, fact
+from benchmarks.rounds import interleave, ratio
+from penstock.bundle.pipeline import load_models, local_models, open_pipeline
+from penstock.pipeline.golden import observed
+from penstock.pipeline.streaming.stages import Stages
+from penstock.runtime import Pipeline
+from penstock.tensor import Array
+
+_TOLERANCE = 1e-5
+_SPEEDUP, _OVERLAP = 2.0, 0.9
+
+
+def run(quick: bool) -> list[Row]:
+    """The rows of this part."""
+    count, rounds = (48, 2) if quick else (720, 5)
+    distinct = jpegs(24, 1280, 720)
+    frames = [distinct[number % len(distinct)] for number in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        bundle, model = pack(Path(folder))
+        with Pipeline.open(bundle) as ours:
+            serial = _serial(model)
+            scores = np.stack([told["scores"] for told in ours.stream(distinct)])
+            worst = float(np.abs(scores - np.stack([serial(one) for one in distinct])).max())
+            opened = open_pipeline(bundle)
+            loaded = load_models(opened.models)
+            prepare = Stages(observed(opened.function()), local_models(opened.models, loaded), ("tensor",))
+            tensors = [told["tensor"] for told in prepare.stream({"image": one} for one in distinct)]
+            forward, size = loaded["net"].loaded.forward, opened.models["net"].manifest.serving.max_batch
+            found = interleave(
+                {
+                    "serial": _timed(lambda: [serial(one) for one in frames]),
+                    "ours": _timed(lambda: list(ours.stream(frames))),
+                    "prepare": _timed(lambda: list(prepare.stream({"image": one} for one in frames))),
+                    "model": _timed(lambda: _batches(forward, tensors, count, size)),
+                },
+                rounds,
+            )
+            loaded["net"].loaded.unload()
+    slower = [max(pair) for pair in zip(found["prepare"], found["model"], strict=True)]
+    times = {name: float(np.median(values)) for name, values in found.items()}
+    return [
+        claim("speed-up over the serial loop", ratio(found["serial"], found["ours"]), "×", ">=", _SPEEDUP),
+        claim("share of the slower half's rate", ratio(slower, found["ours"]), "×", ">=", _OVERLAP),
+        claim("largest difference of a score", worst, "", "<=", _TOLERANCE),
+        *(fact(f"{count} frames: {name}", seconds, "s") for name, seconds in times.items()),
+    ]
+
+
+def _serial(model: Path) -> Callable[[bytes], Array]:
+    session = onnxruntime.InferenceSession(str(model))
+    mean, std = np.array(MEAN, np.float32), np.array(STD, np.float32)
+
+    def classify(jpeg: bytes) -> Array:
+        picture = Image.open(io.BytesIO(jpeg)).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        scaled = (np.asarray(picture, np.float32) / 255 - mean) / std
+        (logits,) = session.run(None, {"input": np.ascontiguousarray(scaled.transpose(2, 0, 1))[None]})
+        powers: Array = np.exp(logits[0] - logits[0].max())
+        scores: Array = powers / powers.sum()
+        return scores
+
+    return classify
+
+
+def _timed(work: Callable[[], object]) -> Callable[[], float]:
+    def run() -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    return run
+
+
+def _batches(forward: Callable[..., object], tensors: Sequence[Array], count: int, size: int) -> None:
+    for start in range(0, count, size):
+        rows = [tensors[number % len(tensors)] for number in range(start, min(count, start + size))]
+        forward({"input": np.stack(rows)})
