@@ -14,11 +14,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_443,
+    "": 2_450,
     "bundle": 2_130,
     "cli": 3_150,
     "engines": 2_025,
     "inputs": 992,
+    "offload": 560,
     "offline": 1_173,
     "offline/compress": 18_041,
     "offline/convert": 13_150,
@@ -32,7 +33,7 @@ ROOM_LINES = {
     "online/repository": 5_115,
     "online/scheduler": 2_687,
     "online/server": 15_673,
-    "perf": 2_945,
+    "perf": 2_961,
     "pipeline": 440,
     "protocol": 413,
     "rows": 2_207,
