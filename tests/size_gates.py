@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 3_150,
     "engines": 2_025,
     "inputs": 992,
-    "offload": 560,
+    "offloading": 560,
     "offline": 1_173,
     "offline/compress": 18_041,
     "offline/convert": 13_150,

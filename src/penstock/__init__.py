@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.offline.convert.convert import Conversion, convert
     from penstock.offline.convert.custom_ops import register_op
     from penstock.offline.judge.contract import Contract
-    from penstock.offload.offloaded import OffloadedModel, OffloadOptions, offload
+    from penstock.offloading.offloaded import OffloadedModel, OffloadOptions, offload
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
     from penstock.runtime import Model, open
@@ -73,8 +73,8 @@ _HOMES = {
     "Contract": "penstock.offline.judge.contract",
     "Conversion": "penstock.offline.convert.convert",
     "Model": "penstock.runtime",
-    "OffloadOptions": "penstock.offload.offloaded",
-    "OffloadedModel": "penstock.offload.offloaded",
+    "OffloadOptions": "penstock.offloading.offloaded",
+    "OffloadedModel": "penstock.offloading.offloaded",
     "Outcome": "penstock.offline.compress.outcome",
     "PenstockError": "penstock.errors",
     "RangeMethod": "penstock.offline.compress.ptq.ranges.ranges",
@@ -84,7 +84,7 @@ _HOMES = {
     "compress": "penstock.offline.compress.functions",
     "convert": "penstock.offline.convert.convert",
     "model": "penstock.online.instances.python.typed",
-    "offload": "penstock.offload.offloaded",
+    "offload": "penstock.offloading.offloaded",
     "open": "penstock.runtime",
     "register_op": "penstock.offline.convert.custom_ops",
 }

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.offload.estimate import Estimate
+from penstock.offloading.estimate import Estimate
 
 
 def _of(calls: list[tuple[int, float]]) -> Estimate:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.offload.choice import Outlook, Side, choose, probe_due, retry_after
+from penstock.offloading.choice import Outlook, Side, choose, probe_due, retry_after
 
 _TIMES = st.floats(1e-4, 10)
 _KNOWN = st.none() | _TIMES

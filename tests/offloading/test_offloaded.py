@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted, Unavailable
-from penstock.offload.offloaded import OffloadedModel, OffloadOptions
-from penstock.offload.server import ServedModel
+from penstock.offloading.offloaded import OffloadedModel, OffloadOptions
+from penstock.offloading.server import ServedModel
 from penstock.runtime import Model
 from penstock.tensor import Array, Signature
 from penstock.testing import DOUBLER, FakeModel, double

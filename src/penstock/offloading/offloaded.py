@@ -19,11 +19,11 @@ import numpy as np
 
 from penstock import runtime
 from penstock.errors import InvalidArgument, PenstockError, WrongResult, prefixed
-from penstock.offload.agreement import check_equal, check_same
-from penstock.offload.choice import Outlook, Plan, Side, choose, probe_due, retry_after
-from penstock.offload.device import battery_share, free_memory
-from penstock.offload.estimate import Estimate
-from penstock.offload.server import ServedModel
+from penstock.offloading.agreement import check_equal, check_same
+from penstock.offloading.choice import Outlook, Plan, Side, choose, probe_due, retry_after
+from penstock.offloading.device import battery_share, free_memory
+from penstock.offloading.estimate import Estimate
+from penstock.offloading.server import ServedModel
 from penstock.perf.http_client import Address
 from penstock.tensor import Array, Signature, to_wire
 

@@ -1,0 +1,47 @@
+"""A model on this device and on a real server, over a link that is cut."""
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.link import Link
+from benchmarks.models import mlp
+from penstock import OffloadOptions, offload
+from penstock.perf.http_client import Address
+from tests.processes import ServerProcess
+
+_SPARE_DEVICE = OffloadOptions(timeout_s=30, low_memory=1 << 60)
+"""The server is preferred, because no device has so much memory free."""
+
+
+def test_a_link_cut_during_a_request_is_answered_by_the_device(tmp_path: Path) -> None:
+    row = {"input": np.random.default_rng(0).random((1, 32), np.float32)}
+    model = mlp(tmp_path / "mlp.onnx")
+    with (
+        ServerProcess(model) as server,
+        Link(Address(*server.address), 1e9, 0.0) as link,
+        offload(model, link.address.url, options=_SPARE_DEVICE) as offloaded,
+    ):
+        expected = offloaded.infer(row)["output"]
+        while not offloaded.counts.server:
+            np.testing.assert_allclose(offloaded.infer(row)["output"], expected, atol=1e-6)
+        link.cut()  # the connection hangs
+        np.testing.assert_array_equal(offloaded.infer(row)["output"], expected)
+        assert offloaded.counts.fallbacks == 1
+        link.reset()  # connections are refused
+        while not offloaded.server_error:
+            np.testing.assert_array_equal(offloaded.infer(row)["output"], expected)
+        link.mend()
+        answered = offloaded.counts.server
+        while offloaded.counts.server == answered:
+            np.testing.assert_allclose(offloaded.infer(row)["output"], expected, atol=1e-6)
+        assert not offloaded.server_error
+
+
+def test_a_server_that_never_ran_is_no_error(tmp_path: Path) -> None:
+    row = {"input": np.ones((1, 32), np.float32)}
+    with offload(mlp(tmp_path / "mlp.onnx"), "http://127.0.0.1:1") as offloaded:
+        assert offloaded.infer(row)["output"].shape == (1, 8)
+        while not offloaded.server_error:
+            offloaded.infer(row)
+        assert "127.0.0.1:1" in offloaded.server_error
