@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 from benchmarks.link import Link
-from benchmarks.models import mlp
+from benchmarks.models import mlp, resnet18
 from penstock import OffloadOptions, offload
+from penstock.artifact import Artifact
+from penstock.offline.split import cut_tensors, parts
 from penstock.perf.http_client import Address
 from tests.processes import ServerProcess
 
@@ -45,3 +48,21 @@ def test_a_server_that_never_ran_is_no_error(tmp_path: Path) -> None:
         while not offloaded.server_error:
             offloaded.infer(row)
         assert "127.0.0.1:1" in offloaded.server_error
+
+
+def test_a_split_model_gives_the_answers_of_the_whole(tmp_path: Path) -> None:
+    image = {"input": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}
+    model = resnet18(tmp_path / "resnet18.onnx", 64)
+    cut = cut_tensors(onnx.load(model).graph)[8]
+    for name, part in zip(("head", "tail"), parts(Artifact.from_file(model), cut), strict=True):
+        (tmp_path / f"{name}.onnx").write_bytes(part.data)
+    with (
+        ServerProcess(tmp_path / "tail.onnx") as server,
+        offload(
+            model, "http://{}:{}".format(*server.address), head=tmp_path / "head.onnx", options=_SPARE_DEVICE
+        ) as split,
+    ):
+        expected = split.infer(image)["output"]
+        while not split.counts.server:
+            np.testing.assert_allclose(split.infer(image)["output"], expected, rtol=1e-4, atol=1e-5)
+        assert not split.server_error

@@ -52,6 +52,7 @@ _PANELS = {
     },
     "Run and measure": {
         "infer": "Run a bundle or model on the rows of an npz file, without a server.",
+        "split": "Split a model between a device and a server, at the cut that is fastest over a link.",
         "bench": "Load-test a server with a closed or an open loop, and report throughput and latencies.",
     },
     "Single compression methods": {entry.name: entry.summary for entry in METHODS.values()},

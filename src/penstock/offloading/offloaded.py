@@ -23,6 +23,7 @@ from penstock.offloading.agreement import check_equal, check_same
 from penstock.offloading.choice import Outlook, Plan, Side, choose, probe_due, retry_after
 from penstock.offloading.device import battery_share, free_memory
 from penstock.offloading.estimate import Estimate
+from penstock.offloading.served_tail import ServedTail
 from penstock.offloading.server import ServedModel
 from penstock.perf.http_client import Address
 from penstock.tensor import Array, Signature, to_wire
@@ -68,7 +69,7 @@ class OffloadedModel:
     def __init__(
         self,
         device: runtime.Model,
-        server: ServedModel,
+        server: ServedModel | ServedTail,
         options: OffloadOptions,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -275,12 +276,14 @@ def offload(
     model: str = "",
     key: str = "",
     ca: Path | None = None,
+    head: str | Path | None = None,
     options: OffloadOptions | None = None,
 ) -> OffloadedModel:
     """Open the bundle or model at ``path``, and use the model of the same name on the server at ``url`` where that is better.
 
     ``model`` is the name on the server, by default the bundle's. ``key`` is the server's API key, ``ca`` a PEM file with its
-    certificate. An unreachable server is no error: the device answers, and the server is tried again later.
+    certificate. With ``head``, calls are split: this head of the model runs on the device, and ``model``, by default ``tail``, on the
+    server (see ``penstock split``). An unreachable server is no error: the device answers, and the server is tried again later.
 
     Raises the errors of ``penstock.open``, and InvalidArgument for a wrong URL.
     """
@@ -290,6 +293,10 @@ def offload(
         device = runtime.open(path)
     except PenstockError as error:
         raise prefixed("offloading needs the model on this device too: ", error) from None
-    server = ServedModel(address, model or device.name, options.timeout_s)
+    server: ServedModel | ServedTail = ServedModel(
+        address, model or ("tail" if head else device.name), options.timeout_s
+    )
+    if head is not None and isinstance(server, ServedModel):
+        server = ServedTail(runtime.open(head), server)
     server.start()
     return OffloadedModel(device, server, options)
