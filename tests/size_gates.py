@@ -14,12 +14,13 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_447,
+    "": 2_450,
     "bundle": 2_690,
-    "cli": 4_022,
+    "cli": 4_100,
     "engines": 2_027,
     "inputs": 1_106,
-    "offline": 1_174,
+    "offline": 1_359,
+    "offloading": 622,
     "offline/compress": 18_041,
     "offline/convert": 14_310,
     "offline/judge": 2_610,
@@ -32,7 +33,7 @@ ROOM_LINES = {
     "online/repository": 5_290,
     "online/scheduler": 2_955,
     "online/server": 15_840,
-    "perf": 2_945,
+    "perf": 2_961,
     "pipeline": 7_400,
     "protocol": 430,
     "rows": 2_227,

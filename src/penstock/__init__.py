@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.offline.convert.convert import Conversion, convert
     from penstock.offline.convert.custom_ops import register_op
     from penstock.offline.judge.contract import Contract
+    from penstock.offloading.offloaded import OffloadedModel, OffloadOptions, offload
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
     from penstock.runtime import Model, Pipeline, open
@@ -46,6 +47,8 @@ __all__ = [
     "Contract",
     "Conversion",
     "Model",
+    "OffloadOptions",
+    "OffloadedModel",
     "Outcome",
     "PenstockError",
     "Pipeline",
@@ -57,6 +60,7 @@ __all__ = [
     "compress",
     "convert",
     "model",
+    "offload",
     "open",
     "register_op",
 ]
@@ -72,6 +76,8 @@ _HOMES = {
     "Contract": "penstock.offline.judge.contract",
     "Conversion": "penstock.offline.convert.convert",
     "Model": "penstock.runtime",
+    "OffloadOptions": "penstock.offloading.offloaded",
+    "OffloadedModel": "penstock.offloading.offloaded",
     "Outcome": "penstock.offline.compress.outcome",
     "PenstockError": "penstock.errors",
     "Pipeline": "penstock.runtime",
@@ -82,6 +88,7 @@ _HOMES = {
     "compress": "penstock.offline.compress.functions",
     "convert": "penstock.offline.convert.convert",
     "model": "penstock.online.instances.python.typed",
+    "offload": "penstock.offloading.offloaded",
     "open": "penstock.runtime",
     "register_op": "penstock.offline.convert.custom_ops",
 }

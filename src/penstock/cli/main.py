@@ -55,6 +55,7 @@ _PANELS = {
     "Run and measure": {
         "infer": "Run a pipeline on files, or a model on the rows of an npz file, without a server.",
         "video": "Run a pipeline over the frames of a video, and summarise its outputs.",
+        "split": "Split a model between a device and a server, at the cut that is fastest over a link.",
         "bench": "Load-test a server with a closed or an open loop, and report throughput and latencies.",
     },
     "Single compression methods": {entry.name: entry.summary for entry in METHODS.values()},
