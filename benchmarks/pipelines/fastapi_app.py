@@ -2,8 +2,8 @@
 
 python -m benchmarks.pipelines.fastapi_app model.onnx
 
-The endpoint takes the picture as the raw body, which is faster than a form. It is ``async def`` and works on the event loop: on one core,
-a thread pool only adds switches.
+The endpoint takes the picture as the raw body, which is faster than a form. It is ``async def`` and works on the event loop: on one
+core, a thread pool only adds switches.
 """
 
 from __future__ import annotations
