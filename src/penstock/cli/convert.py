@@ -14,7 +14,7 @@ from rich.markup import escape
 from penstock.cli import options
 from penstock.cli.interrupts import terminating_cleanly
 from penstock.cli.pipelines.beside import Beside, write_beside
-from penstock.cli.progress import StageProgress
+from penstock.cli.views.progress import StageProgress
 from penstock.cli.views.tables import make_console
 from penstock.offline.compress.model_files import check_target
 from penstock.offline.convert.base import UnsupportedOperators

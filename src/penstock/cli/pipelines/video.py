@@ -18,7 +18,7 @@ import orjson
 import typer
 
 from penstock.cli import options
-from penstock.cli.progress import StageProgress
+from penstock.cli.views.progress import StageProgress
 from penstock.cli.views.tables import make_console, print_table
 from penstock.errors import InvalidArgument, PenstockError, prefixed
 from penstock.pipeline.value import Media
