@@ -11,6 +11,7 @@ import copy
 import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from penstock.offline.convert.base import (
     UnsupportedOperator,
     UnsupportedOperators,
 )
-from penstock.offline.convert.tables.booster import Booster, as_tensor
+from penstock.offline.convert.tables.booster import Booster, arrays_of, as_tensor
 from penstock.offline.convert.tables.estimators import (
     is_linear_classifier,
     is_scaler,
@@ -50,9 +51,10 @@ from penstock.offline.convert.tables.estimators import (
     write_text,
     write_tfidf,
 )
-from penstock.offline.convert.tables.forest import GraphWriter
+from penstock.offline.convert.tables.forest import Forest, GraphWriter
 from penstock.offline.convert.tables.pickles import SKLEARN, load_trusted
 from penstock.offline.convert.tables.table import declared, first_step, table_of
+from penstock.offline.convert.tree_arrays import TreeArrays
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -101,6 +103,7 @@ class SklearnModel:
 
     def __init__(self, model: Any, options: ConvertOptions) -> None:
         self._model, self._table = _prepared(model), table_of(model)
+        self._forests: list[Forest] = []
         inputs = declared(self._table, options)
         self._methods = _methods(model)
         self.axes: Mapping[str, tuple[Axis, ...]] = {spec.name: (Axis(0, "N", low=1),) for spec in inputs}
@@ -130,19 +133,25 @@ class SklearnModel:
             for name, value in found.items()
         }
 
-    def probes(self, seed: int) -> Probes:
+    def trees(self) -> tuple[TreeArrays, ...]:
+        """The trees that the last ``export`` has read."""
+        return arrays_of(self._forests)
+
+    def probes(self, seed: int, *, brief: bool = False) -> Probes:
         rng = np.random.default_rng(seed)
         plausible, first = self._plausible(rng), first_step(self._model)
         booster = _booster(first)
         if booster is None:
             return Probes((plausible,))
         (spec,) = self.signature.inputs
-        found = booster.probes(spec, rng, missing=getattr(first.__sklearn_tags__().input_tags, "allow_nan", False))
+        missing = getattr(first.__sklearn_tags__().input_tags, "allow_nan", False)
+        found = booster.probes(spec, rng, missing=missing, brief=brief)
         return Probes((plausible, *found.calls), found.notes)
 
     def export(self, target: Path, opset: int) -> Exported:
         _check_supported(self._model)
         types = [(spec.name, _TYPES[spec.datatype]([None, spec.shape[1]])) for spec in self.signature.inputs]
+        self._forests.clear()
         try:
             with _quiet(), _registrations():
                 converted, topology = skl2onnx.convert_sklearn(
@@ -150,7 +159,7 @@ class SklearnModel:
                     "model",
                     types,
                     target_opset={"": opset, "ai.onnx.ml": 3},
-                    custom_conversion_functions=_conversions(self._model),
+                    custom_conversion_functions=_conversions(self._model, self._forests),
                     options=_options(self._model),
                     intermediate=True,
                 )
@@ -259,10 +268,11 @@ def _booster(estimator: Any) -> Booster | None:
     return read_trees(estimator) if is_tree(estimator) else None
 
 
-def _convert_trees(scope: Any, operator: Any, container: Any) -> None:
-    """Writes the nodes of trees into the graph of skl2onnx."""
+def _convert_trees(forests: list[Forest], scope: Any, operator: Any, container: Any) -> None:
+    """Writes the nodes of trees into the graph of skl2onnx, and appends the trees to ``forests``."""
     booster = _booster(operator.raw_operator)
     assert booster is not None
+    forests.append(booster.forest)
     (given,) = operator.inputs
     writer = GraphWriter(scope.get_unique_operator_name("Trees"))
     wide = is_tree(operator.raw_operator) and _datatype(given) is DataType.FP64 and _may_be_wide(operator)
@@ -349,15 +359,19 @@ def _keep(operator: Any) -> None:
     """The outputs have their shapes already."""
 
 
-def _conversions(model: Any) -> dict[type, Any]:
-    """Our converters of the classes in ``model``. Registers boosters with skl2onnx, which does not know them."""
+def _conversions(model: Any, forests: list[Forest]) -> dict[type, Any]:
+    """Our converters of the classes in ``model``, which append the trees they convert to ``forests``.
+
+    Registers boosters with skl2onnx, which does not know them.
+    """
+    convert_trees = partial(_convert_trees, forests)
     found: dict[type, Any] = {}
     for one in _walk(model):
         kind = type(one)
         if hasattr(one, "vocabulary_") and hasattr(one, "token_pattern"):
             found[kind] = _convert_text
         elif is_tree(one):
-            found[kind] = _convert_trees
+            found[kind] = convert_trees
         elif is_scaler(one):
             found[kind] = _convert_scaler
         elif is_linear_classifier(one):
@@ -369,7 +383,7 @@ def _conversions(model: Any) -> dict[type, Any]:
                 kind,
                 f"Penstock{kind.__name__}",
                 _keep,
-                _convert_trees,
+                convert_trees,
                 parser=_parse,
                 options={"zipmap": [True, False]},
             )

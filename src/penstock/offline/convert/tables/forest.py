@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from penstock.offline.convert.tree_arrays import ABOVE, AT_MOST, BELOW, IN_SET, LEAF, TreeArrays
 from penstock.tensor import Array, DataType
 
+_KINDS = {"<=": AT_MOST, "<": BELOW, ">": ABOVE}
 _MODES = {"<=": "BRANCH_LEQ", "<": "BRANCH_LT", ">": "BRANCH_GT"}
 _NODES = (
     "treeids",
@@ -120,6 +122,40 @@ class Forest(NamedTuple):
         rows = writer("Add", writer("Cast", leaves, to=TensorProto.INT64), starts)
         chosen = writer("Gather", np.concatenate(table), rows)
         return writer("Add", writer("ReduceSum", chosen, np.array([1]), keepdims=0), self.base)
+
+    def arrays(self) -> TreeArrays:
+        """The trees without the treatment of inputs in front of them."""
+        trees = self.trees
+        starts = np.cumsum([0, *(len(tree.yes) for tree in trees)])
+        yes, no = (
+            np.concatenate([np.where(child < 0, -1, child + start) for child, start in zip(some, starts, strict=False)])
+            for some in ([tree.yes for tree in trees], [tree.no for tree in trees])
+        )
+        kind = np.where(yes >= 0, _KINDS[self.compare], LEAF)
+        sets = [
+            (start + node, float(member))
+            for tree, start in zip(trees, starts, strict=False)
+            for node, members in tree.sets.items()
+            for member in set(members)
+        ]
+        kind[[int(start) + node for tree, start in zip(trees, starts, strict=False) for node in tree.sets]] = IN_SET
+        leaves = [np.nonzero((tree.yes < 0)[:, None] & np.ones(tree.values.shape, np.bool_)) for tree in trees]
+        pairs = list(zip(trees, leaves, starts, strict=False))
+        return TreeArrays(
+            starts[:-1].astype(np.int64),
+            kind.astype(np.int64),
+            np.concatenate([tree.feature for tree in trees]).astype(np.int64),
+            np.concatenate([tree.threshold for tree in trees]).astype(np.float64),
+            yes.astype(np.int64),
+            no.astype(np.int64),
+            np.concatenate([tree.missing_yes for tree in trees]).astype(np.bool_),
+            np.array([node for node, _ in sets], np.int64),
+            np.array([member for _, member in sets], np.float64),
+            np.concatenate([at + start for _, (at, _), start in pairs]).astype(np.int64),
+            np.concatenate([tree.target + column for tree, (_, column), _ in pairs]).astype(np.int64),
+            np.concatenate([tree.values[at, column] for tree, (at, column), _ in pairs]).astype(np.float64),
+            np.asarray(self.base, np.float64),
+        )
 
     def _attributes(self, datatype: DataType) -> dict[str, Any]:
         """The attributes of TreeEnsembleRegressor."""

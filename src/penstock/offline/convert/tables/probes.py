@@ -20,6 +20,7 @@ from penstock.offline.convert.tables.forest import Forest, Tree, rounded
 from penstock.tensor import Array
 
 _MOST_ROWS = 1 << 14
+_BRIEF_ROWS = 1 << 10
 _MOST_STEPS = 1 << 23
 """Largest number of rows times trees."""
 _MOST_ELEMENTS = 1 << 24
@@ -34,8 +35,8 @@ class Reach(NamedTuple):
     """Rows [N, features], and how many of the leaves they reach. Leaves with contradictory paths do not count."""
 
     rows: Array
-    reached: int
-    leaves: int
+    reached: int = 0
+    leaves: int = 0
 
     @property
     def note(self) -> str:
@@ -68,9 +69,12 @@ def probes_of(
     *,
     missing: bool = True,
     whole: bool = False,
+    brief: bool = False,
 ) -> Reach:
-    """Rows of ``dtype``. With ``missing``, some have NaN; with ``whole``, all numbers are whole."""
+    """Rows of ``dtype``. With ``missing``, some have NaN; with ``whole``, all numbers are whole; with ``brief``, there are few."""
     prober = _Prober(forest, rng, dtype, missing=missing, whole=whole)
+    if brief:
+        return Reach(np.concatenate([prober.random(_RANDOM_ROWS), *prober.batches(_BRIEF_ROWS)]))
     rows = np.concatenate([prober.random(_RANDOM_ROWS), *prober.batches()])
     return Reach(rows, sum(int(one.sum()) for one in prober.reached), prober.leaves)
 
@@ -93,10 +97,10 @@ class _Prober:
         """The number of leaves that are not known to be out of reach."""
         return sum(1 for node in self._nodes(leaves=True) if node not in self._impossible)
 
-    def batches(self) -> Iterator[Array]:
-        """The rows, in several draws."""
+    def batches(self, most: int = _MOST_ROWS) -> Iterator[Array]:
+        """At most ``most`` rows, in several draws."""
         left = min(
-            _MOST_ROWS, _MOST_STEPS // max(1, len(self._forest.trees)), _MOST_ELEMENTS // max(1, self._forest.features)
+            most, _MOST_STEPS // max(1, len(self._forest.trees)), _MOST_ELEMENTS // max(1, self._forest.features)
         )
         corners = [_Aim(*leaf, corner) for leaf in self._nodes(leaves=True) for corner in ("upper", "lower")]
         others = [*self._of_categories(), *(self._of_missing() if self._missing else ())]
