@@ -7,6 +7,7 @@ parses the weights twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from penstock.protocol.varint import read_fields, read_varint
@@ -28,6 +29,13 @@ _EXTERNAL_DATA = 13
 _KEY, _VALUE = 1, 2
 """Fields of an entry in a tensor's external data."""
 _GRAPHS = (6, 11)
+_SHORT = b"|".join(rb"\x%02x.{%d}" % (size, size) for size in range(16))
+_LISTS = {
+    7 << 3 | 5: re.compile(rb"(?s:\x3d.{4})*+"),
+    8 << 3: re.compile(rb"(?s:\x40[\x80-\xff]{0,9}[\x00-\x7f])*+"),
+    9 << 3 | 2: re.compile(rb"(?s:\x4a(?:%b))*+" % _SHORT),
+}
+"""The tags of floats, integers and strings of an attribute, and elements of such a list. Ensembles of trees have millions of them."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_DEPTH = 100
@@ -85,7 +93,7 @@ def _entries(message: bytes | memoryview, wanted: int) -> Iterator[memoryview]:
 
 def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:
     """Yield the fields of all messages that may contain tensors: the type of the message, the field number, and the value if the
-    field is a number or an entry of external data.
+    field is a number or an entry of external data. Only the first elements of an attribute's list are yielded.
     """
     parents: list[tuple[str, int]] = []  # the enclosing messages, each with its type and end
     position, end = 0, len(model)
@@ -112,6 +120,12 @@ def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, in
         inner = _LEADS[message].get(field) if wire_type == _LENGTH else None
         if inner is None:
             position += size
+            if (
+                message == "Attribute"
+                and (elements := _LISTS.get(tag))
+                and (rest := elements.match(model, position, end))
+            ):
+                position = rest.end()
         else:
             parents.append((message, end))
             message, end = inner, position + size
