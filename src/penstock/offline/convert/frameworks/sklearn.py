@@ -174,7 +174,10 @@ class SklearnModel:
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             raise Unsupported(f"skl2onnx writes an invalid model: {error}", "declare inputs of float32") from error
         onnx.save(converted, target)
-        return Exported(f"skl2onnx {skl2onnx.__version__}", tuple(self._links(converted.graph, topology)))
+        links = tuple(self._links(converted.graph, topology))
+        return Exported(
+            f"skl2onnx {skl2onnx.__version__}", links, warnings=tuple(dict.fromkeys(_warnings(self._model)))
+        )
 
     def close(self) -> None:
         pass
@@ -331,13 +334,30 @@ def _convert_tfidf(scope: Any, operator: Any, container: Any) -> None:
 
 
 def _convert_imputer(scope: Any, operator: Any, container: Any) -> None:
-    """An imputer of texts copies them, because a text of ONNX cannot be missing."""
+    """An imputer of texts replaces one text. A text of ONNX cannot be missing, so an imputer of missing texts copies them."""
     if not isinstance(operator.inputs[0].type, data_types.StringTensorType):
         get_converter("SklearnSimpleImputer")(scope, operator, container)
         return
     writer = GraphWriter(scope.get_unique_operator_name("Imputer"))
     names = [one.full_name for one in operator.inputs]
-    _embed(writer, [writer("Concat", *names, axis=1)], operator, container)
+    joined, imputer = writer("Concat", *names, axis=1), operator.raw_operator
+    if isinstance(imputer.missing_values, str):
+        is_missing = writer("Equal", joined, np.array(imputer.missing_values, np.object_))
+        joined = writer("Where", is_missing, imputer.statistics_.astype(np.object_), joined)
+    _embed(writer, [joined], operator, container)
+
+
+def _warnings(model: Any) -> Iterator[str]:
+    """Differences from the source for inputs that ONNX does not have."""
+    for one in _walk(model):
+        texts = np.asarray(getattr(one, "statistics_", ()))
+        of_texts = type(one).__name__ == "SimpleImputer" and texts.dtype.kind in "OU"
+        if of_texts and not isinstance(one.missing_values, str):
+            told = ", ".join(repr(str(text)) for text in texts[:3])
+            yield (
+                "SimpleImputer replaces missing texts, but a text of an ONNX model cannot be missing: "
+                f"send the replacement ({told}) instead of a missing text; '' and 'nan' are ordinary texts"
+            )
 
 
 def _parse(scope: Any, model: Any, inputs: Any, custom_parsers: Any = None) -> Any:

@@ -179,6 +179,7 @@ class BoosterConverter(NamedTuple):
     def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
         try:
             booster = self.read(source)
+            booster.forest.check()
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidModel(
                 f"the model of {self.title} is damaged: {_reason(error)}", "save it again with save_model"

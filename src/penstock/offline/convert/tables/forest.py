@@ -123,6 +123,18 @@ class Forest(NamedTuple):
         chosen = writer("Gather", np.concatenate(table), rows)
         return writer("Add", writer("ReduceSum", chosen, np.array([1]), keepdims=0), self.base)
 
+    def check(self) -> None:
+        """Raise ValueError if a tree is none, so that a prediction would never end or read other memory."""
+        for number, tree in enumerate(self.trees):
+            inner = tree.yes >= 0
+            children = np.concatenate([tree.yes[inner], tree.no[inner]])
+            if (inner != (tree.no >= 0)).any() or children.max(initial=0) >= len(inner):
+                raise ValueError(f"tree {number} has a node with a missing child")
+            if (np.bincount(children, minlength=len(inner)) > (np.arange(len(inner)) > 0)).any():
+                raise ValueError(f"tree {number} has a node with several parents")
+            if inner.any() and not 0 <= tree.feature[inner].min() <= tree.feature[inner].max() < self.features:
+                raise ValueError(f"tree {number} compares a feature that does not exist")
+
     def arrays(self) -> TreeArrays:
         """The trees without the treatment of inputs in front of them."""
         trees = self.trees
