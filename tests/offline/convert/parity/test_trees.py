@@ -61,6 +61,7 @@ def test_written_trees_equal_their_source(compare: str, sets: bool, wide: bool, 
     (node,) = found(graph_of(source, wide=wide, datatype=datatype))
     assert mismatch(source.arrays(), node) is None
     assert node.adds is (np.float64 if wide or datatype is DataType.FP64 else np.float32)
+    assert bool(node.table) is wide
 
 
 @pytest.mark.parametrize("compare", COMPARISONS)
@@ -156,7 +157,7 @@ def test_each_ensemble_of_several_is_found() -> None:
     graph = graph_of(one)
     graph.node.extend(graph_of(other).node)
     proof = compare_trees([other.arrays(), one.arrays()], found(graph))
-    assert proof == (4, True, None)
+    assert proof == (4, True, None, frozenset({""}))
     assert compare_trees([one.arrays(), one.arrays()], found(graph)).divergence
 
 
@@ -172,7 +173,7 @@ def test_an_ensemble_that_does_something_else_proves_nothing(name: str, value: s
     graph = graph_of(forest())
     graph.node[0].attribute.append(onnx.helper.make_attribute(name, value))
     assert found(graph) == []
-    assert compare_trees([forest().arrays()], []) == (0, False, None)
+    assert compare_trees([forest().arrays()], []) == (0, False, None, frozenset())
 
 
 def test_a_model_that_visits_a_node_twice_differs() -> None:

@@ -338,7 +338,8 @@ class Parity:
                 "with plausible values it was empty, or rounding could change it completely"
             ] = None
         for table, rows in self._coverage.unread():
-            self._notes[f"no call reads the rows {shown(rows)} of the table '{table}'"] = None
+            if table not in self._trees.tables:
+                self._notes[f"no call reads the rows {shown(rows)} of the table '{table}'"] = None
         if self._rejected:
             self._notes[f"the source rejected {self._rejected} other calls, as in: {self._rejection}"] = None
         if left_out := self._patience.left_out:

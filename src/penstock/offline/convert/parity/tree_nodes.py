@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import GraphProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, helper, numpy_helper
 
 from penstock.offline.convert.tree_arrays import ABOVE, AT_LEAST, AT_MOST, BELOW, IN_SET, LEAF, TreeArrays
 from penstock.tensor import Array
@@ -19,18 +19,19 @@ _KINDS = {
     b"BRANCH_GTE": AT_LEAST,
     b"BRANCH_EQ": IN_SET,
 }
-_TABLE = (("Cast", ()), ("Add", (1,)), ("Gather", (0,)), ("ReduceSum", (1,)), ("Add", (1,)))
-"""Nodes behind an ensemble that returns the positions of values in a table of FP64, with their constant inputs."""
+_TABLE = (("Cast", None), ("Add", 1), ("Gather", 0), ("ReduceSum", 1), ("Add", 1))
+"""Nodes behind an ensemble that returns the places of values in a table of FP64, with the place of the constant among their inputs."""
 
 
 class NodeTrees(NamedTuple):
     """The trees of a node, and the types in which it compares numbers and has its values."""
 
     node: str
-    output: str
     trees: TreeArrays
     compares: type[np.floating]
     adds: type[np.floating]
+    table: str = ""
+    """The constant with the values of the leaves, if the node returns their places."""
 
 
 def tree_nodes(graph: GraphProto, constants: Mapping[str, Array]) -> Iterator[NodeTrees]:
@@ -41,10 +42,11 @@ def tree_nodes(graph: GraphProto, constants: Mapping[str, Array]) -> Iterator[No
         if node.op_type != "TreeEnsembleRegressor" or not adds or (trees := _trees(read)) is None:
             continue
         dtype = np.float64 if "nodes_values_as_tensor" in read else np.float32
-        table = _table(graph, node.output[0], constants)
-        wide = None if table is None else _from_table(trees, *table)
+        behind = _behind(graph, node.output[0], constants)
+        named = behind[1] if len(behind) == len(_TABLE) - 1 else ""
+        wide = _from_table(trees, *(constants[one] for one in behind)) if named else None
         name = node.name or node.output[0]
-        yield NodeTrees(name, node.output[0], wide or trees, dtype, np.float64 if wide else dtype)
+        yield NodeTrees(name, wide or trees, dtype, np.float64 if wide else dtype, named if wide else "")
 
 
 def _trees(read: Mapping[str, Any]) -> TreeArrays | None:
@@ -130,18 +132,18 @@ def _sets(
     return unique[0].astype(np.int64), unique[1], ends
 
 
-def _table(graph: GraphProto, name: str, constants: Mapping[str, Array]) -> list[Array] | None:
-    """The constants of the nodes of ``_TABLE`` behind the tensor ``name``; None if there are other nodes."""
-    found = []
-    for op, places in _TABLE:
+def _behind(graph: GraphProto, name: str, constants: Mapping[str, Array]) -> list[str]:
+    """The constants of the nodes of ``_TABLE`` behind the tensor ``name``; fewer if there are other nodes."""
+    found: list[str] = []
+    for op, place in _TABLE:
         readers = [node for node in graph.node if name in node.input]
         if len(readers) != 1 or readers[0].op_type != op:
-            return None
-        node: NodeProto = readers[0]
-        if any(place >= len(node.input) or node.input[place] not in constants for place in places):
-            return None
-        found += [constants[node.input[place]] for place in places]
-        name = node.output[0]
+            break
+        if place is not None:
+            if len(readers[0].input) <= place or readers[0].input[place] not in constants:
+                break
+            found.append(readers[0].input[place])
+        name = readers[0].output[0]
     return found
 
 

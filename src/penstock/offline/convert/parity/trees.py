@@ -39,15 +39,18 @@ class TreeProof(NamedTuple):
     is_complete: bool = False
     """True if there are ensembles, and all are equal."""
     divergence: Divergence | None = None
+    tables: frozenset[str] = frozenset()
+    """The constants with the values of leaves that are equal."""
 
 
 def compare_trees(sources: Sequence[TreeArrays], nodes: Iterable[NodeTrees]) -> TreeProof:
     """Find a node for each of ``sources``. Nodes that are left belong to parts of the source without ``TreeArrays``."""
     left, count = list(nodes), 0
+    tables: set[str] = set()
     for source in sources:
         differences = [mismatch(source, node) for node in left]
         if None in differences:
-            left.pop(differences.index(None))
+            tables.add(left.pop(differences.index(None)).table)
             count += len(source.roots)
             continue
         alike = [len(node.trees.leaf) == len(source.leaf) for node in left]
@@ -58,7 +61,7 @@ def compare_trees(sources: Sequence[TreeArrays], nodes: Iterable[NodeTrees]) -> 
             count,
             divergence=Divergence(left[at].node, found.where, expected=found.expected, found=found.found),
         )
-    return TreeProof(count, bool(sources))
+    return TreeProof(count, bool(sources), None, frozenset(tables))
 
 
 class _Sides(NamedTuple):

@@ -128,7 +128,7 @@ class Forest(NamedTuple):
         for number, tree in enumerate(self.trees):
             inner = tree.yes >= 0
             children = np.concatenate([tree.yes[inner], tree.no[inner]])
-            if (inner != (tree.no >= 0)).any() or children.max(initial=0) >= len(inner):
+            if children.min(initial=0) < 0 or children.max(initial=0) >= len(inner):
                 raise ValueError(f"tree {number} has a node with a missing child")
             if (np.bincount(children, minlength=len(inner)) > (np.arange(len(inner)) > 0)).any():
                 raise ValueError(f"tree {number} has a node with several parents")
@@ -139,10 +139,9 @@ class Forest(NamedTuple):
         """The trees without the treatment of inputs in front of them."""
         trees = self.trees
         starts = np.cumsum([0, *(len(tree.yes) for tree in trees)])
-        yes, no = (
-            np.concatenate([np.where(child < 0, -1, child + start) for child, start in zip(some, starts, strict=False)])
-            for some in ([tree.yes for tree in trees], [tree.no for tree in trees])
-        )
+        shifts = np.repeat(starts[:-1], np.diff(starts))
+        yes, no = np.concatenate([tree.yes for tree in trees]), np.concatenate([tree.no for tree in trees])
+        no, yes = np.where(yes < 0, -1, no + shifts), np.where(yes < 0, -1, yes + shifts)
         kind = np.where(yes >= 0, _KINDS[self.compare], LEAF)
         sets = [
             (start + node, float(member))

@@ -82,7 +82,7 @@ def probes_of(
     """Rows of ``dtype``. With ``missing``, some have NaN; with ``whole``, all numbers are whole; with ``brief``, there are few."""
     prober = _Prober(forest, rng, dtype, missing=missing, whole=whole)
     if brief:
-        return Reach(np.concatenate([prober.random(_RANDOM_ROWS), *prober.batches(_BRIEF_ROWS)]))
+        return Reach(np.concatenate([prober.random(_RANDOM_ROWS), prober.few(_BRIEF_ROWS)]))
     rows = np.concatenate([prober.random(_RANDOM_ROWS), *prober.batches(_MOST_ROWS)])
     return prober.reach(rows)
 
@@ -115,6 +115,25 @@ class _Prober:
         touched = sum(int((one.all(axis=0) & some).sum()) for one, some in zip(self._touched, inner, strict=True))
         reached = sum(int(one.sum()) for one in self.reached)
         return Reach(rows, reached, self.leaves, touched, sum(int(some.sum()) for some in inner))
+
+    def few(self, most: int) -> Array:
+        """At most ``most`` rows, for nodes that are drawn at random."""
+        trees = self._forest.trees
+        ends = np.cumsum([len(tree.yes) for tree in trees])
+        aims = []
+        for place in self._rng.choice(ends[-1], min(most, ends[-1]), replace=False).tolist():
+            number = int(np.searchsorted(ends, place, side="right"))
+            tree, node = trees[number], place - int(ends[number]) + len(trees[number].yes)
+            corner: Corner = "upper" if self._rng.random() < 0.5 else "lower"
+            if node and self._parents[number][node] < 0:
+                continue
+            if tree.yes[node] < 0:
+                aims.append(_Aim(number, node, corner))
+            elif node in tree.sets:
+                aims.append(_Aim(number, node, corner, int(self._rng.choice(self._known[int(tree.feature[node])]))))
+            elif self._missing:
+                aims.append(_Aim(number, node, "missing"))
+        return self._rows(aims)
 
     def batches(self, most: int) -> Iterator[Array]:
         """At most ``most`` rows, in several draws."""
