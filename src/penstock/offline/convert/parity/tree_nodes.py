@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from onnx import GraphProto, helper, numpy_helper
 
@@ -158,8 +159,8 @@ def _from_table(trees: TreeArrays, starts: Array, table: Array, axes: Array, bas
         return None
     width = table.shape[1]
     leaf, target = np.repeat(trees.leaf, width), np.tile(np.arange(width), len(rows))
-    return TreeArrays(
-        *(getattr(trees, name) for name in TreeArrays.__struct_fields__[:9]),
+    return msgspec.structs.replace(
+        trees,
         leaf=leaf,
         target=target,
         value=table[rows].reshape(-1).astype(np.float64),

@@ -103,14 +103,12 @@ def _paired(source: TreeArrays, model: TreeArrays, dtype: type[np.floating]) -> 
         pairs[one], taken[other] = other, True
         if visited != taken.sum() or visited > len(source.kind):
             return Mismatch(_where(source, one[0]), "children of their own", "shared children")
-        kinds = [
-            np.where(kind == LEAF, 0, np.where(kind == IN_SET, 2, 1)) for kind in (source.kind[one], model.kind[other])
-        ]
-        inner = kinds[0] > 0
+        kinds, theirs_kinds = _forms(source.kind[one]), _forms(model.kind[other])
+        inner = kinds > 0
         checks: tuple[tuple[str, Array, Array, Array], ...] = (
-            ("kind", *kinds, np.ones(len(one), np.bool_)),
+            ("kind", kinds, theirs_kinds, np.ones(len(one), np.bool_)),
             ("feature", source.feature[one], model.feature[other], inner),
-            ("largest number of the lower side", ours.cut[one], theirs.cut[other], kinds[0] == 1),
+            ("largest number of the lower side", ours.cut[one], theirs.cut[other], kinds == 1),
             ("lower side for missing values", ours.missing_low[one], theirs.missing_low[other], inner),
         )
         for name, mine, yours, matters in checks:
@@ -121,6 +119,11 @@ def _paired(source: TreeArrays, model: TreeArrays, dtype: type[np.floating]) -> 
             for sides, nodes in ((ours, one), (theirs, other))
         )
     return pairs
+
+
+def _forms(kinds: Array) -> Array:
+    """0 for leaves, 1 for thresholds, 2 for sets."""
+    return np.where(kinds == LEAF, 0, np.where(kinds == IN_SET, 2, 1))
 
 
 def _sides(trees: TreeArrays, dtype: type[np.floating]) -> _Sides:

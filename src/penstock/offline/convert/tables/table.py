@@ -13,14 +13,15 @@ from penstock.offline.convert.base import ConvertOptions
 from penstock.tensor import Array, DataType, TensorSpec
 
 _RANGES = (
-    ("data_min_", "data_range_"),
-    ("mean_", "scale_"),
-    ("center_", "scale_"),
-    ("statistics_", ""),
-    ("", "max_abs_"),
-    ("", "scale_"),
+    ("data_min_", "data_range_", 0.5),
+    ("mean_", "scale_", 0.0),
+    ("center_", "scale_", 0.0),
+    ("statistics_", "", 0.0),
+    ("", "max_abs_", 0.0),
+    ("", "scale_", 0.0),
 )
-"""Attributes of scalers and imputers: the middle of the values in training, and their spread."""
+"""Attributes of scalers and imputers: a place among the values in training, their spread, and how far the middle is
+from this place, in proportion to the spread."""
 
 
 class Column(NamedTuple):
@@ -131,10 +132,10 @@ def _column(transformer: Any, place: int, name: str) -> Column:
         if statistics is not None and np.asarray(statistics).dtype.kind in "OU":
             return Column(name, DataType.BYTES, known=(str(statistics[place]),))
     for step in reversed(list(_steps(transformer))):
-        for middle, width in _RANGES:
+        for middle, width, further in _RANGES:
             centre, spread = _at(step, middle, place), _at(step, width, place)
             if centre is not None or (not middle and spread is not None):
-                centre = centre or 0.0
+                centre = (centre or 0.0) + further * (spread or 0.0)
                 return Column(name, centre=(centre,), spread=(spread or max(1.0, abs(centre)),))
     return Column(name)
 

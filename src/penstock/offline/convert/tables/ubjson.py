@@ -89,7 +89,7 @@ class _Reader:
 
     def _numbers(self, kind: str, count: int) -> list[Any]:
         dtype = np.dtype(_NUMBERS[kind])
-        return np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
+        return list(np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist())
 
     def _bytes(self, count: int) -> bytes:
         if not 0 <= count <= len(self._data) - self.at:
