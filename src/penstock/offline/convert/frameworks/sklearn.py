@@ -222,6 +222,9 @@ def _methods(model: Any) -> dict[str, str]:
         return {"prediction": "predict"}
     if is_outlier_detector(model):
         return {"label": "predict", "scores": "decision_function"}
+    if hasattr(model, "predict_proba") and isinstance(getattr(model, "classes_", None), list):
+        name = type(model).__name__
+        raise Unsupported(f"{name} with more than one output has no converter", "train one classifier for each output")
     if hasattr(model, "predict_proba"):
         return {"label": "predict", "probabilities": "predict_proba"}
     if is_clusterer(model) and hasattr(model, "transform"):
