@@ -39,7 +39,7 @@ class CodeModel:
         found = {"double": inputs["x"] * 2, "phase": inputs["x"] * 1j, "name": np.array([b"a"], object)}
         return {name: found[name] for name in names if name in found}
 
-    def probes(self, seed):
+    def probes(self, seed, *, brief=False):
         return Probes(tuple(self._run("probes", seed=seed) or ()), ("one of two",))
 
     def export(self, target: Path, opset: int) -> Exported:
