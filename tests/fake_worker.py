@@ -42,6 +42,9 @@ class CodeModel:
     def probes(self, seed, *, brief=False):
         return Probes(tuple(self._run("probes", seed=seed) or ()), ("one of two",))
 
+    def trees(self):
+        return tuple(self._run("trees") or ())
+
     def export(self, target: Path, opset: int) -> Exported:
         target.write_bytes(b"ONNX %d" % opset)
         self._run("export", target=target)
