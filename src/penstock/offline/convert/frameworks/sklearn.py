@@ -179,8 +179,7 @@ class SklearnModel:
             f"skl2onnx {skl2onnx.__version__}", links, warnings=tuple(dict.fromkeys(_warnings(self._model)))
         )
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
     def _plausible(self, rng: np.random.Generator) -> dict[str, Array]:
         inputs = zip(self.signature.inputs, self._table.columns, strict=True)
@@ -223,8 +222,8 @@ def _methods(model: Any) -> dict[str, str]:
     if is_outlier_detector(model):
         return {"label": "predict", "scores": "decision_function"}
     if hasattr(model, "predict_proba") and isinstance(getattr(model, "classes_", None), list):
-        name = type(model).__name__
-        raise Unsupported(f"{name} with more than one output has no converter", "train one classifier for each output")
+        what = f"{type(model).__name__} with more than one output"
+        raise Unsupported(f"{what} has no converter", "train one classifier for each output")
     if hasattr(model, "predict_proba"):
         return {"label": "predict", "probabilities": "predict_proba"}
     if is_clusterer(model) and hasattr(model, "transform"):
