@@ -41,6 +41,9 @@ _BLAMED = 3
 _KEPT_BYTES = 1 << 32
 """The sessions of the ONNX model stay loaded up to this size."""
 
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+"""In FP16, the optimisations of ONNX Runtime 1.31 for these operators end its process."""
+
 _MISSING = OutputDifference(np.inf, 0.0, "is missing")
 
 Outputs = Mapping[str, Array]
@@ -94,6 +97,10 @@ class Parity:
         meanings = meanings_of(source.signature, read_graph(artifact.data))
         self._maker = Maker(source.signature, source.axes, meanings, seed)
         self._random: set[str] = set()
+        self._may_crash = self._nodes.is_narrow and any(
+            node.op_type in _RECURRENT for node in self._nodes.proto.graph.node
+        )
+        """True until the optimised graph has run once, in a child process."""
         self._count = 0
         self._worst: OutputDifference = OutputDifference()
         self._decided: Counter[str] = Counter()
@@ -297,8 +304,10 @@ class Parity:
                 return
 
     def _run(self, case: Case, *, as_written: bool) -> Outputs:
-        if case.is_empty:
-            return apart.forward(self._artifact, case.inputs, as_written=as_written)
+        if case.is_empty or (self._may_crash and not as_written):
+            got = apart.forward(self._artifact, case.inputs, as_written=as_written)
+            self._may_crash = self._may_crash and as_written
+            return got
         with loaded(self._artifact, as_written=as_written) as model:
             return model.forward(case.inputs)
 
