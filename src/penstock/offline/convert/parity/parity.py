@@ -386,7 +386,7 @@ class _Unknown(RoundingModel):
     def exact(self, name: str) -> None:
         return None
 
-    def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
+    def noisy(self, name: str, *, stepped: bool = False, count: int = 0) -> list[Array]:
         return []
 
 
