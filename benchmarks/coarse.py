@@ -103,7 +103,9 @@ def _cnn(nn: Any, rng: np.random.Generator) -> tuple[list[Any], int]:
     layers: list[Any] = []
     for _ in range(rng.integers(2, 6)):
         wide = int(rng.choice([6, 8, 12, 16]))
-        layers += [nn.Conv2d(width, wide, 3, padding=1, stride=int(rng.choice([1, 1, 2])), bias=bool(rng.random() < 0.5))]
+        layers += [
+            nn.Conv2d(width, wide, 3, padding=1, stride=int(rng.choice([1, 1, 2])), bias=bool(rng.random() < 0.5))
+        ]
         layers += [rng.choice([nn.BatchNorm2d(wide), nn.GroupNorm(2, wide), nn.Identity()]), _activation(nn, rng)]
         if rng.random() < 0.4:
             layers.append(_residual(nn, [nn.Conv2d(wide, wide, 3, padding=1, groups=wide), _activation(nn, rng)]))
@@ -174,7 +176,11 @@ class Weights:
         """One row of a weight is half as large."""
 
         def change(array: Array) -> Array:
-            at = (0, int(self.rng.integers(array.shape[1]))) if array.ndim == 3 else int(self.rng.integers(array.shape[0]))
+            at = (
+                (0, int(self.rng.integers(array.shape[1])))
+                if array.ndim == 3
+                else int(self.rng.integers(array.shape[0]))
+            )
             array[at] = array[at] * 0.5
             return array
 

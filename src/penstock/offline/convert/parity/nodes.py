@@ -120,7 +120,9 @@ class Nodes:
         found = {}
         for node in self.proto.graph.node:
             if node.op_type == "QuantizeLinear":
-                with contextlib.suppress(PenstockError):  # exporters also write a step as the output of nodes without inputs
+                with contextlib.suppress(
+                    PenstockError
+                ):  # exporters also write a step as the output of nodes without inputs
                     step = self.run({}, [node.input[1]])[node.input[1]]
                     found[node.input[0]] = np.max(step).astype(np.float64)
         return found

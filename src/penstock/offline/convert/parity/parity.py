@@ -112,6 +112,7 @@ class Parity:
         self._failures: list[_Failure] = []
         self._parts: tuple[Case, Outputs] | None = None
         """The largest ordinary call of a model with coarse values, on which the parts of the graph are also compared."""
+        self._are_parts_proved = False
         self._notes: dict[str, None] = {}
         self._rejection, self._rejected = "", 0
 
@@ -142,7 +143,11 @@ class Parity:
             return
         with self._patience.spending(case):
             blame = self._blamed(case, want)
-            if blame.has_links and (found := blame.find(only_sure=True)) is not None:
+            if not blame.has_links:
+                return
+            found = blame.find(only_sure=True)
+            self._are_parts_proved = blame.proves
+            if found is not None:
                 reason = f"node '{found.node}' differs from '{found.source}' of the source, given its inputs, on {case.label}"
                 self._failures.append(
                     _Failure(case, want, reason, found.source, difference=OutputDifference(found.error))
@@ -323,7 +328,9 @@ class Parity:
         random = self._random
         names = [spec.name for spec in self._source.signature.outputs if spec.name not in random]
         undecided = (
-            [name for name in names if self._decided[name] <= self._undecided[name]] if not self._failures else []
+            [name for name in names if self._decided[name] <= self._undecided[name]]
+            if not self._failures and not self._are_parts_proved
+            else []
         )
         for name in undecided:
             self._notes[
