@@ -227,12 +227,12 @@ class Weights:
         else:
             at = 3 if at == 2 and node.op_type in ("LSTM", "GRU") else at
             names = [node.input[at]] if node.op_type in _WEIGHTS and at < len(node.input) else []
-        for name in names:
-            while name in self._makers and self._makers[name].op_type in ("Transpose", "Cast", "DequantizeLinear"):
-                maker = self._makers[name]
-                name = maker.input[1 if is_scale and maker.op_type == "DequantizeLinear" else 0]
-                if is_scale and maker.op_type == "DequantizeLinear":
-                    break
+        for given in names:
+            name, maker = given, self._makers.get(given)
+            while maker is not None and maker.op_type in ("Transpose", "Cast", "DequantizeLinear"):
+                is_found = is_scale and maker.op_type == "DequantizeLinear"
+                name = maker.input[1 if is_found else 0]
+                maker = None if is_found else self._makers.get(name)
             if name in self._tensors:
                 return [self._tensors[name]]
         return []
