@@ -16,8 +16,8 @@ from pathlib import Path
 
 import typer.main
 
-from penstock.cli.flags.triton_flags import FLAGS
 from penstock.cli.main import COMMANDS, make_app
+from penstock.cli.flags.triton_flags import FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -46,7 +46,7 @@ _LEAST = 1e-20
 _RUNS = 8
 """With 8 runs, a tie within the noise is missed with a probability of 1/256."""
 MANY_RUNS = 48
-"""They confirm systematic errors. The noise is at least twice that of a framework. So rounding makes a mean beyond 4 estimated deviations
+"""They confirm systematic errors. The noise is at least twice that of a framework. So rounding makes a mean beyond 4 deviations
 with the probability P(|t| > 8) of Student's distribution with 48 degrees of freedom, 2e-10. A certificate rests on at most 100,000
 means, so that it is a false alarm with a probability of at most 2e-5."""
 
