@@ -21,7 +21,7 @@ ROOM_LINES = {
     "inputs": 1_106,
     "offline": 1_174,
     "offline/compress": 18_041,
-    "offline/convert": 15_180,
+    "offline/convert": 15_204,
     "offline/judge": 2_610,
     "offline/look": 1_145,
     "offline/optimize": 2_425,
