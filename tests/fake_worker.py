@@ -39,8 +39,11 @@ class CodeModel:
         found = {"double": inputs["x"] * 2, "phase": inputs["x"] * 1j, "name": np.array([b"a"], object)}
         return {name: found[name] for name in names if name in found}
 
-    def probes(self, seed):
+    def probes(self, seed, *, brief=False):
         return Probes(tuple(self._run("probes", seed=seed) or ()), ("one of two",))
+
+    def trees(self):
+        return tuple(self._run("trees") or ())
 
     def export(self, target: Path, opset: int) -> Exported:
         target.write_bytes(b"ONNX %d" % opset)

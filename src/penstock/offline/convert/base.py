@@ -149,8 +149,11 @@ class FrameworkModel(Protocol):
 class Probing(Protocol):
     """A ``FrameworkModel`` that knows inputs that are hard to convert, such as the thresholds of its trees, or its categories."""
 
-    def probes(self, seed: int) -> Probes:
-        """Calls to compare in addition to those that follow from ``signature``."""
+    def probes(self, seed: int, *, brief: bool = False) -> Probes:
+        """Calls to compare in addition to those that follow from ``signature``.
+
+        With ``brief``, they need not reach every threshold and leaf of trees, because their arrays are equal to the model's.
+        """
         ...
 
 

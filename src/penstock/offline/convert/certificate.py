@@ -71,6 +71,8 @@ class Certificate(msgspec.Struct, frozen=True):
     """Outputs whose comparison says nothing in most calls, because they are empty or rounding could change them completely."""
     proved: tuple[Proof, ...] = ()
     """For each output that was compared, the calls that prove it."""
+    trees: int = 0
+    """Number of trees whose nodes and leaves all equal those of the source."""
     notes: tuple[str, ...] = ()
     format: str = ""
     """Format of the source; a key of ``FORMATS``."""
@@ -93,9 +95,10 @@ class Certificate(msgspec.Struct, frozen=True):
             "holds" if self.holds else "does not hold" if self.first_divergent else "proves nothing about some outputs"
         )
         left_out = f"; not compared, because random: {', '.join(self.not_compared)}" if self.not_compared else ""
+        trees = f"; {self.trees} trees equal the source's" if self.trees else ""
         return (
             f"{result} in {self.cases} calls against {self.framework or 'the source'}: the largest error is {self.max_error:.2g}, "
-            f"and rounding explains {self.tolerance:.2g}{left_out}"
+            f"and rounding explains {self.tolerance:.2g}{trees}{left_out}"
         )
 
 

@@ -12,7 +12,7 @@ import lightgbm
 
 from benchmarks.zoo.lightgbm import MODELS
 from conversions import assert_same, assert_zoo
-from penstock.errors import InvalidArgument, InvalidModel
+from penstock.errors import InvalidArgument, InvalidModel, Unsupported
 from penstock.offline.convert.base import ConvertOptions
 from penstock.offline.convert.frameworks.lightgbm import CONVERTER
 
@@ -80,10 +80,25 @@ def test_a_file_that_ends_within_its_trees_does_not_end_the_process(share: float
     text = file.read_bytes()
     start, end = text.index(b"Tree=0"), text.index(b"end of trees")
     file.write_bytes(text[: start + int(share * (end - start))])
-    with pytest.raises(InvalidModel, match=r"tree \d+ is incomplete"):
+    with pytest.raises(InvalidModel, match="is truncated"):
         CONVERTER.open(file, ConvertOptions())
 
 
 def test_other_objects_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="dict is not a model of LightGBM"):
         CONVERTER.open({}, ConvertOptions())
+
+
+def test_damaged_files_end_in_an_error(tmp_path: Path) -> None:
+    """A damaged number is a model too, but LightGBM must neither hang nor end the process."""
+    rng, refused = np.random.default_rng(0), 0
+    file = Path(str(MODELS["classes"].make(tmp_path)))
+    data = file.read_bytes()
+    for _ in range(60):
+        at = int(rng.integers(len(data)))
+        file.write_bytes(data[:at] + rng.bytes(4) + data[at + int(rng.integers(9)) :])
+        try:
+            CONVERTER.open(file, ConvertOptions())
+        except (InvalidModel, Unsupported):
+            refused += 1
+    assert refused > 20

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("skl2onnx", reason="the extra penstock[sklearn] is not installed")
 
+from onnxruntime import InferenceSession
 from skl2onnx._parse import sklearn_parsers_map
 from skl2onnx._supported_operators import sklearn_operator_name_map
 from skl2onnx.common._registration import _converter_pool
@@ -17,16 +18,19 @@ from sklearn.cluster import KMeans
 from sklearn.ensemble import BaggingRegressor, GradientBoostingClassifier, RandomForestClassifier, VotingClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, OneHotEncoder, RobustScaler, StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 
 from benchmarks.zoo.sklearn import MODELS, rows
 from conversions import assert_same, assert_zoo, run
+from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, InvalidModel, PermissionDenied, Unsupported
 from penstock.offline.convert.base import ConvertOptions, InputSpec
 from penstock.offline.convert.convert import convert
 from penstock.offline.convert.frameworks.sklearn import CONVERTER
+from penstock.offline.convert.parity.parity import certify
 from penstock.tensor import DataType
 
 X, Y = rows()
@@ -147,3 +151,34 @@ def test_a_conversion_leaves_no_registration_with_skl2onnx() -> None:
     model = make_pipeline(StandardScaler(), lightgbm.LGBMRegressor(n_estimators=2, verbose=-1)).fit(X, X[:, 0])
     assert convert(model).certificate is not None
     assert before == (sklearn_operator_name_map, sklearn_parsers_map, _converter_pool)
+
+
+def test_a_classifier_of_several_outputs_is_diagnosed() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    model = KNeighborsClassifier().fit(x, np.stack([x[:, 0] > 0, x[:, 1] > 1], axis=1).astype(int))
+    with pytest.raises(Unsupported, match="KNeighborsClassifier with more than one output"):
+        CONVERTER.open(model, ConvertOptions())
+
+
+def test_an_imputer_of_missing_texts_warns_and_one_of_a_text_is_converted(tmp_path: Path) -> None:
+    rows, classes = np.array([["a"], ["b"], ["a"], ["?"]] * 9, np.object_), np.arange(36) % 2
+    missing = rows.copy()
+    missing[rows == "?"] = None
+    warned = []
+    for value, x in (("?", rows), (None, missing)):
+        imputer = SimpleImputer(missing_values=value, strategy="most_frequent")
+        model = make_pipeline(imputer, OneHotEncoder(handle_unknown="ignore"), LogisticRegression()).fit(x, classes)
+        source = CONVERTER.open(model, ConvertOptions())
+        exported = source.export(tmp_path / "model.onnx", 21)
+        artifact = Artifact.from_file(tmp_path / "model.onnx")
+        assert certify(artifact, source, exported, ConvertOptions()).holds
+        warned.append([text for text in exported.warnings if "replaces missing texts" in text and "'a'" in text])
+        if value:
+            (found,) = [np.asarray(one) for one in InferenceSession(artifact.data).run(None, texts(source, rows))[1:]]
+            assert np.allclose(found, model.predict_proba(rows), atol=1e-6)
+    assert [len(one) for one in warned] == [0, 1]
+
+
+def texts(source: Any, rows: Any) -> dict[str, Any]:
+    (spec,) = source.signature.inputs
+    return {spec.name: rows}

@@ -116,3 +116,19 @@ def test_infinite_values_are_rejected_as_by_xgboost() -> None:
 def test_other_objects_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="dict is not a model of XGBoost"):
         CONVERTER.open({}, ConvertOptions())
+
+
+@pytest.mark.parametrize("suffix", ["json", "ubj"])
+def test_damaged_files_end_in_an_error(suffix: str, tmp_path: Path) -> None:
+    """A damaged number is a model too, but XGBoost must neither hang nor crash."""
+    file, rng, refused = tmp_path / f"model.{suffix}", np.random.default_rng(0), 0
+    trained("reg:squarederror").save_model(file)
+    data = file.read_bytes()
+    for _ in range(60):
+        at = int(rng.integers(len(data)))
+        file.write_bytes(data[:at] + rng.bytes(4) + data[at + int(rng.integers(9)) :])
+        try:
+            CONVERTER.open(file, ConvertOptions())
+        except (InvalidModel, Unsupported):
+            refused += 1
+    assert refused > 20

@@ -127,7 +127,7 @@ def test_the_sample_is_a_case() -> None:
 class ProbingSource(OnnxSource):
     """A source that knows the threshold at which it is hard to convert."""
 
-    def probes(self, seed: int) -> Probes:
+    def probes(self, seed: int, *, brief: bool = False) -> Probes:
         return Probes(({"x": np.array([[0.3], [0.7]], np.float32)},), ("two values of many",))
 
 

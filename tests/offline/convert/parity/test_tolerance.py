@@ -74,3 +74,43 @@ def test_quantised_values_change_by_a_step_only_if_asked() -> None:
     rounding = RoundingModel(Nodes(model), {"x": np.full(4, 0.4, np.float32)}, ["y"])
     assert rounding.has_steps
     assert all((one == 0.5).all() for one in rounding.noisy("y"))
+
+
+_STEPS_OF_NODES = """g (float[N,8] x) => (float[N,8] y) {
+    step = Constant<value_float=0.5>()
+    same = Identity(step)
+    zero = Constant<value = int8 {0}>()
+    q = QuantizeLinear(x, same, zero)
+    y = DequantizeLinear(q, same, zero) }"""
+
+
+def test_the_step_can_be_the_result_of_nodes() -> None:
+    """The traced exporter of PyTorch writes constants as nodes."""
+    nodes = Nodes(parsed(_STEPS_OF_NODES))
+    assert nodes.steps == {"x": 0.5}
+
+
+def test_no_errors_within_a_step_have_a_larger_mean_than_the_noise() -> None:
+    x = np.random.default_rng(0).uniform(-30, 30, (64, 8)).astype(np.float32)
+    model = parsed(_STEPS_OF_NODES.replace("QuantizeLinear(x,", "QuantizeLinear(m,").replace("q =", "m = Neg(x)\n q ="))
+    rounding = RoundingModel(Nodes(model), {"x": x}, ["q"])
+    runs = rounding.noisy("q", stepped=True, count=48)
+    means = [float(np.mean(one - rounding.exact("q"))) for one in runs]
+    assert 0.15 < np.std(means) < 0.45
+
+
+def test_many_runs_begin_with_the_few() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+    rounding = RoundingModel(Nodes(parsed(LAYER_NORM)), {"x": x}, ["y"])
+    few, many = rounding.noisy("y"), rounding.noisy("y", count=12)
+    assert (len(few), len(many)) == (8, 12)
+    assert np.array_equal(few, many[:8])
+
+
+def test_values_in_fp16_have_a_relative_error_in_common() -> None:
+    """HardSwish multiplies with 1/6, which is a constant with an error of its own."""
+    model = parsed("g (float16[N] x) => (float16[N] y) { y = HardSwish(x) }")
+    x = np.random.default_rng(0).uniform(4, 5, 1 << 14).astype(np.float16)
+    rounding = RoundingModel(Nodes(model), {"x": x}, ["y"])
+    gains = [float(np.mean(one / rounding.exact("y") - 1)) for one in rounding.noisy("y", count=24)]
+    assert 0.1 < np.std(gains) / UNITS[np.dtype(np.float16)] < 1.0

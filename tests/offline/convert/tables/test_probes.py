@@ -108,8 +108,16 @@ def test_leaves_without_a_row_are_noted(monkeypatch: pytest.MonkeyPatch) -> None
     rng = np.random.default_rng(0)
     found = probes_of(Forest([deep(8, rng, features=30)], "<=", np.zeros(1), 30), rng)
     assert len(found.rows) <= 8 + 64
-    assert (
-        found.note
-        == f"{found.leaves - found.reached} of {found.leaves} leaves of the trees were not reached in the comparison"
-    )
+    missed, untouched = found.leaves - found.reached, found.thresholds - found.touched
+    told = f"{missed} of {found.leaves} leaves and {untouched} of {found.thresholds} thresholds of the trees"
+    assert found.note == f"{told} were not reached in the comparison"
+    assert 0 < untouched < found.thresholds == 255
     assert found.reached < found.leaves
+
+
+def test_brief_probes_are_few_and_claim_nothing() -> None:
+    rng = np.random.default_rng(0)
+    forest = Forest([deep(10, rng, features=30) for _ in range(4)], "<=", np.zeros(1), 30)
+    found = probes_of(forest, rng, brief=True)
+    assert 100 < len(found.rows) <= 1024 + 64
+    assert not found.note

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("skl2onnx", reason="the extra penstock[sklearn] is not installed")
+
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 
 from benchmarks.zoo.sklearn import MODELS
 from penstock.errors import InvalidArgument
@@ -48,3 +54,14 @@ def test_a_declaration_changes_the_type_of_numbers(tmp_path: Path) -> None:
     table = table_of(MODELS["table"].make(tmp_path))
     specs = declared(table, ConvertOptions(inputs=(InputSpec("age", DataType.FP64, None),)))
     assert {spec.name: spec.datatype for spec in specs}["age"] is DataType.FP64
+
+
+@pytest.mark.parametrize("scaler", [StandardScaler(), RobustScaler(), MinMaxScaler(), MaxAbsScaler(), SimpleImputer()])
+def test_plausible_values_lie_in_the_range_of_training(scaler: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)) * [1, 20, 0.1] + [0, 1000, -5]
+    (column,) = table_of(make_pipeline(scaler, LogisticRegression()).fit(x, x[:, 0] > 0)).columns
+    probe = np.abs(column.probe(rng, 200)).max(axis=0)
+    largest = np.abs(x).max(axis=0)
+    assert probe.shape == (3,)
+    assert ((probe > 0.3 * largest) & (probe < 6 * largest)).all()

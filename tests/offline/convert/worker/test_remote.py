@@ -56,6 +56,27 @@ def test_probes_arrive(opened):
     assert second["x"].shape == (1, 2)
 
 
+TREES = """
+from penstock.offline.convert.tables.forest import Forest, Tree
+if call == "trees":
+    yes, no, leaves = np.array([1, -1, -1]), np.array([2, -1, -1]), np.array([[0.0], [1.0], [2.0]])
+    tree = Tree(np.array([1, -1, -1]), np.array([0.5, 0, 0]), yes, no, np.zeros(3, bool), leaves)
+    result = [Forest([tree], "<=", np.zeros(1), 2).arrays()]
+"""
+
+
+def test_trees_arrive(opened):
+    assert opened().trees() == ()
+    (forest,) = opened(TREES).trees()
+    assert forest.threshold[0] == 0.5
+    assert forest.value.tolist() == [1.0, 2.0]
+
+
+def test_contradictory_trees_are_refused(opened):
+    with pytest.raises(PenstockError, match="describes its trees inconsistently"):
+        opened(TREES + "    result[0].yes[0] = 99").trees()
+
+
 def test_the_number_of_probes_is_limited(opened):
     code = "if call == 'probes': result = [{'x': np.zeros((1, 2), np.float32)}] * 1000"
     assert len(opened(code).probes(0).calls) <= 100

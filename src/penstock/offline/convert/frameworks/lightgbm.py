@@ -5,7 +5,6 @@ The trees come from the model's text, as arrays. LightGBM compares and adds in f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from penstock.errors import Unsupported
 from penstock.offline.convert.base import UnsupportedOperator, UnsupportedOperators
 from penstock.offline.convert.tables.booster import Booster, BoosterConverter, loaded
 from penstock.offline.convert.tables.forest import Forest, Tree
+from penstock.offline.convert.tables.lightgbm_text import check, parts
 from penstock.tensor import Array
 
 _ZERO = float(np.float32(1e-35))
@@ -24,8 +24,6 @@ _ZERO = float(np.float32(1e-35))
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2
 """Bits of a node's ``decision_type``; the two bits above them are the type of missing values."""
 _NONE_MISSING, _ZERO_MISSING = 0, 1
-_TREE_SIZES = re.compile(rb"^tree_sizes=([\d ]*)\r?$", re.MULTILINE)
-"""The line of a file with the number of bytes of each tree."""
 _LINKS = {
     "binary": "sigmoid",
     "cross_entropy": "sigmoid",
@@ -40,15 +38,12 @@ _FAILURES = (lightgbm.basic.LightGBMError, ValueError)
 
 
 def _from_file(file: str) -> lightgbm.Booster:
-    """The booster in ``file``. Raises ValueError if a tree is incomplete, because LightGBM would abort the process."""
-    text = Path(file).read_bytes()
-    sizes = _TREE_SIZES.search(text)
-    at = text.find(b"Tree=0\n")
-    for number, size in enumerate(sizes[1].split() if sizes else []):
-        end = at + int(size)
-        if at < 0 or end > len(text) or not text.startswith(b"Tree=%d\n" % number, at):
-            raise ValueError(f"tree {number} is incomplete")
-        at = end
+    """The booster in ``file``. Raises ValueError if the file is damaged, because LightGBM would end the process."""
+    text = Path(file).read_bytes().decode("latin-1").replace("\r\n", "\n")
+    check(text)
+    header, *trees = parts(text)
+    if not any(tree.get("is_linear") == "1" for tree in trees):
+        _forest(header, trees, int(header["num_tree_per_iteration"]), 1).check()
     return lightgbm.Booster(model_file=file)
 
 
@@ -58,7 +53,7 @@ def read(source: Any) -> Booster:
     booster = source.booster_ if estimator else source
     if not isinstance(booster, lightgbm.Booster):
         booster = loaded("LightGBM", source, _from_file, _FAILURES)
-    header, *trees = [dict(line.partition("=")[::2] for line in part.splitlines()) for part in _parts(booster)]
+    header, *trees = parts(booster.model_to_string())
     targets = int(header["num_tree_per_iteration"])
     averaged = len(trees) // targets if "average_output" in header else 1
     forest = _forest(header, trees, targets, averaged)
@@ -86,12 +81,6 @@ def read(source: Any) -> Booster:
         double=True,
         failures=_FAILURES,
     )
-
-
-def _parts(booster: lightgbm.Booster) -> list[str]:
-    """The header of the model's text, and the text of each tree."""
-    text: str = booster.model_to_string()
-    return text.partition("\nend of trees")[0].split("\nTree=")
 
 
 def _forest(header: Mapping[str, str], trees: list[dict[str, str]], targets: int, averaged: int) -> Forest:

@@ -11,6 +11,7 @@ import copy
 import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from penstock.offline.convert.base import (
     UnsupportedOperator,
     UnsupportedOperators,
 )
-from penstock.offline.convert.tables.booster import Booster, as_tensor
+from penstock.offline.convert.tables.booster import Booster, arrays_of, as_tensor
 from penstock.offline.convert.tables.estimators import (
     is_linear_classifier,
     is_scaler,
@@ -50,9 +51,10 @@ from penstock.offline.convert.tables.estimators import (
     write_text,
     write_tfidf,
 )
-from penstock.offline.convert.tables.forest import GraphWriter
+from penstock.offline.convert.tables.forest import Forest, GraphWriter
 from penstock.offline.convert.tables.pickles import SKLEARN, load_trusted
 from penstock.offline.convert.tables.table import declared, first_step, table_of
+from penstock.offline.convert.tree_arrays import TreeArrays
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -101,6 +103,7 @@ class SklearnModel:
 
     def __init__(self, model: Any, options: ConvertOptions) -> None:
         self._model, self._table = _prepared(model), table_of(model)
+        self._forests: list[Forest] = []
         inputs = declared(self._table, options)
         self._methods = _methods(model)
         self.axes: Mapping[str, tuple[Axis, ...]] = {spec.name: (Axis(0, "N", low=1),) for spec in inputs}
@@ -130,19 +133,25 @@ class SklearnModel:
             for name, value in found.items()
         }
 
-    def probes(self, seed: int) -> Probes:
+    def trees(self) -> tuple[TreeArrays, ...]:
+        """The trees that the last ``export`` has read."""
+        return arrays_of(self._forests)
+
+    def probes(self, seed: int, *, brief: bool = False) -> Probes:
         rng = np.random.default_rng(seed)
         plausible, first = self._plausible(rng), first_step(self._model)
         booster = _booster(first)
         if booster is None:
             return Probes((plausible,))
         (spec,) = self.signature.inputs
-        found = booster.probes(spec, rng, missing=getattr(first.__sklearn_tags__().input_tags, "allow_nan", False))
+        missing = getattr(first.__sklearn_tags__().input_tags, "allow_nan", False)
+        found = booster.probes(spec, rng, missing=missing, brief=brief)
         return Probes((plausible, *found.calls), found.notes)
 
     def export(self, target: Path, opset: int) -> Exported:
         _check_supported(self._model)
         types = [(spec.name, _TYPES[spec.datatype]([None, spec.shape[1]])) for spec in self.signature.inputs]
+        self._forests.clear()
         try:
             with _quiet(), _registrations():
                 converted, topology = skl2onnx.convert_sklearn(
@@ -150,7 +159,7 @@ class SklearnModel:
                     "model",
                     types,
                     target_opset={"": opset, "ai.onnx.ml": 3},
-                    custom_conversion_functions=_conversions(self._model),
+                    custom_conversion_functions=_conversions(self._model, self._forests),
                     options=_options(self._model),
                     intermediate=True,
                 )
@@ -165,10 +174,12 @@ class SklearnModel:
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             raise Unsupported(f"skl2onnx writes an invalid model: {error}", "declare inputs of float32") from error
         onnx.save(converted, target)
-        return Exported(f"skl2onnx {skl2onnx.__version__}", tuple(self._links(converted.graph, topology)))
+        links = tuple(self._links(converted.graph, topology))
+        return Exported(
+            f"skl2onnx {skl2onnx.__version__}", links, warnings=tuple(dict.fromkeys(_warnings(self._model)))
+        )
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
     def _plausible(self, rng: np.random.Generator) -> dict[str, Array]:
         inputs = zip(self.signature.inputs, self._table.columns, strict=True)
@@ -210,6 +221,9 @@ def _methods(model: Any) -> dict[str, str]:
         return {"prediction": "predict"}
     if is_outlier_detector(model):
         return {"label": "predict", "scores": "decision_function"}
+    if hasattr(model, "predict_proba") and isinstance(getattr(model, "classes_", None), list):
+        what = f"{type(model).__name__} with more than one output"
+        raise Unsupported(f"{what} has no converter", "train one classifier for each output")
     if hasattr(model, "predict_proba"):
         return {"label": "predict", "probabilities": "predict_proba"}
     if is_clusterer(model) and hasattr(model, "transform"):
@@ -259,10 +273,11 @@ def _booster(estimator: Any) -> Booster | None:
     return read_trees(estimator) if is_tree(estimator) else None
 
 
-def _convert_trees(scope: Any, operator: Any, container: Any) -> None:
-    """Writes the nodes of trees into the graph of skl2onnx."""
+def _convert_trees(forests: list[Forest], scope: Any, operator: Any, container: Any) -> None:
+    """Writes the nodes of trees into the graph of skl2onnx, and appends the trees to ``forests``."""
     booster = _booster(operator.raw_operator)
     assert booster is not None
+    forests.append(booster.forest)
     (given,) = operator.inputs
     writer = GraphWriter(scope.get_unique_operator_name("Trees"))
     wide = is_tree(operator.raw_operator) and _datatype(given) is DataType.FP64 and _may_be_wide(operator)
@@ -321,13 +336,30 @@ def _convert_tfidf(scope: Any, operator: Any, container: Any) -> None:
 
 
 def _convert_imputer(scope: Any, operator: Any, container: Any) -> None:
-    """An imputer of texts copies them, because a text of ONNX cannot be missing."""
+    """An imputer of texts replaces one text. A text of ONNX cannot be missing, so an imputer of missing texts copies them."""
     if not isinstance(operator.inputs[0].type, data_types.StringTensorType):
         get_converter("SklearnSimpleImputer")(scope, operator, container)
         return
     writer = GraphWriter(scope.get_unique_operator_name("Imputer"))
     names = [one.full_name for one in operator.inputs]
-    _embed(writer, [writer("Concat", *names, axis=1)], operator, container)
+    joined, imputer = writer("Concat", *names, axis=1), operator.raw_operator
+    if isinstance(imputer.missing_values, str):
+        is_missing = writer("Equal", joined, np.array(imputer.missing_values, np.object_))
+        joined = writer("Where", is_missing, imputer.statistics_.astype(np.object_), joined)
+    _embed(writer, [joined], operator, container)
+
+
+def _warnings(model: Any) -> Iterator[str]:
+    """Differences from the source for inputs that ONNX does not have."""
+    for one in _walk(model):
+        texts = np.asarray(getattr(one, "statistics_", ()))
+        of_texts = type(one).__name__ == "SimpleImputer" and texts.dtype.kind in "OU"
+        if of_texts and not isinstance(one.missing_values, str):
+            told = ", ".join(repr(str(text)) for text in texts[:3])
+            yield (
+                "SimpleImputer replaces missing texts, but a text of an ONNX model cannot be missing: "
+                f"send the replacement ({told}) instead of a missing text; '' and 'nan' are ordinary texts"
+            )
 
 
 def _parse(scope: Any, model: Any, inputs: Any, custom_parsers: Any = None) -> Any:
@@ -349,15 +381,19 @@ def _keep(operator: Any) -> None:
     """The outputs have their shapes already."""
 
 
-def _conversions(model: Any) -> dict[type, Any]:
-    """Our converters of the classes in ``model``. Registers boosters with skl2onnx, which does not know them."""
+def _conversions(model: Any, forests: list[Forest]) -> dict[type, Any]:
+    """Our converters of the classes in ``model``, which append the trees they convert to ``forests``.
+
+    Registers boosters with skl2onnx, which does not know them.
+    """
+    convert_trees = partial(_convert_trees, forests)
     found: dict[type, Any] = {}
     for one in _walk(model):
         kind = type(one)
         if hasattr(one, "vocabulary_") and hasattr(one, "token_pattern"):
             found[kind] = _convert_text
         elif is_tree(one):
-            found[kind] = _convert_trees
+            found[kind] = convert_trees
         elif is_scaler(one):
             found[kind] = _convert_scaler
         elif is_linear_classifier(one):
@@ -369,7 +405,7 @@ def _conversions(model: Any) -> dict[type, Any]:
                 kind,
                 f"Penstock{kind.__name__}",
                 _keep,
-                _convert_trees,
+                convert_trees,
                 parser=_parse,
                 options={"zipmap": [True, False]},
             )

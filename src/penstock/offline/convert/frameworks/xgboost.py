@@ -15,6 +15,7 @@ import xgboost
 from penstock.errors import Unsupported
 from penstock.offline.convert.tables.booster import Booster, BoosterConverter, loaded
 from penstock.offline.convert.tables.forest import Forest, Tree
+from penstock.offline.convert.tables.ubjson import read_ubjson
 from penstock.tensor import Array
 
 _LOGISTIC = ("binary:logistic", "reg:logistic")
@@ -28,6 +29,7 @@ _LINKS = {
 }
 _BUILT_IN = ("reg:", "rank:", "binary:logitraw")
 """Other objectives that begin like this have no link function."""
+_NODES = ("left_children", "right_children", "split_indices", "split_conditions", "split_type", "default_left")
 _FAILURES = (xgboost.core.XGBoostError, ValueError)
 
 
@@ -65,11 +67,28 @@ def read(source: Any) -> Booster:
 
 
 def _load(file: str) -> xgboost.Booster:
-    with Path(file).open("rb") as stream:
-        stream.seek(max(0, stream.seek(0, 2) - 16))
-        if not stream.read().rstrip().endswith(b"}"):  # XGBoost hangs on some truncated files, or crashes
-            raise ValueError("it is truncated")
+    """The booster in ``file``. Raises ValueError if the file is damaged, because XGBoost would hang or crash."""
+    data = Path(file).read_bytes()
+    if not data.startswith(b"{"):
+        raise ValueError("it is neither JSON nor UBJSON")
+    content = json.loads(data) if data[1:].lstrip().startswith(b'"') else read_ubjson(data)
+    try:
+        _forest(content["learner"]).check()
+        _check_parents(content["learner"]["gradient_booster"])
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"it is damaged: {error}") from error
     return xgboost.Booster(model_file=file)
+
+
+def _check_parents(booster: dict[str, Any]) -> None:
+    """Raise ValueError if XGBoost would read other memory. A forest does not need these arrays."""
+    for number, tree in enumerate((booster.get("gbtree") or booster)["model"]["trees"]):
+        left, right, parents = (np.array(tree[key]) for key in ("left_children", "right_children", "parents"))
+        inner = np.nonzero(left >= 0)[0]
+        children = np.concatenate([left[inner], right[inner]])
+        lengths = {len(tree[key]) for key in (*_NODES, "parents")}
+        if (parents[children] != np.tile(inner, 2)).any() or min(left.min(), right.min()) < -1 or len(lengths) > 1:
+            raise ValueError(f"tree {number} is damaged")
 
 
 def _forest(learner: dict[str, Any]) -> Forest:

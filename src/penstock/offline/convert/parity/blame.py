@@ -9,7 +9,7 @@ source's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +20,6 @@ from penstock.offline.convert.parity.compare import OutputDifference, compare, s
 from penstock.offline.convert.parity.nodes import NodeError, Nodes
 from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.tensor import Array
-
-
-class Checked(NamedTuple):
-    """The result of comparing every linked tensor."""
-
-    divergence: Divergence | None
-    is_complete: bool
-    """True if all outputs follow from linked tensors, so that agreement of every part means agreement of the whole."""
 
 
 class Blame:
@@ -56,11 +48,14 @@ class Blame:
         self._outputs = {name: array for name, array in outputs.items() if name in order}
         self._values = self._outputs | self._values
         self._order = sorted(self._values, key=lambda name: order[name])
+        self.proves = False
+        """True if every part agrees, so that the outputs agree. Known after ``find``."""
 
     def find(self, *, only_sure: bool = False) -> Divergence | None:
         """The first part that differs; None if no part differs beyond rounding. With ``only_sure``, differences that have no effect
         on later parts do not count."""
         weak: Divergence | None = None
+        decided = 0
         for tensor in list(self._order):
             try:
                 got, difference = self._check(tensor, {})
@@ -69,16 +64,19 @@ class Blame:
                 continue
             except PenstockError:
                 continue
+            decided += difference.decides
             if not difference.reason:
                 continue
             verdict = self._confirmed(tensor, got)
             if verdict == "wrong link":
+                decided -= difference.decides
                 del self._values[tensor]
                 self._order.remove(tensor)
             elif verdict == "sure":
                 return self._divergence(tensor, got, difference)
             else:
                 weak = weak or self._divergence(tensor, got, difference)
+        self.proves = weak is None and decided == len(self._order)
         return None if only_sure else weak
 
     def _check(self, tensor: str, instead: Mapping[str, Array]) -> tuple[Array, OutputDifference]:

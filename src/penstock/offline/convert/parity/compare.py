@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from penstock.offline.convert.parity.means import Systematic, systematic
-from penstock.offline.convert.parity.tolerance import UNITS, RoundingModel
+from penstock.offline.convert.parity.tolerance import MANY_RUNS, UNITS, RoundingModel
 from penstock.tensor import Array
 
 _EQUAL = 4.0
@@ -178,7 +178,7 @@ def _floats(  # noqa: PLR0911
         elif (
             suffices
             or exact is None
-            or not (found := systematic(want - got, exact, runs, compared, stepped=stepped)).reason
+            or not (found := _systematic(name, want - got, exact, compared, rounding, stepped=stepped)).reason
         ):
             sparse = _NOISY * spread.max() if (error > allowed).any() else 0.0
             worst = _summary(error, np.maximum(allowed, sparse), scale)
@@ -187,6 +187,21 @@ def _floats(  # noqa: PLR0911
             told = found.reason
         worst = msgspec.structs.replace(worst, reason=told)
     return worst
+
+
+def _systematic(
+    name: str, error: Array, exact: Array, compared: Array, rounding: RoundingModel, *, stepped: bool
+) -> Systematic:
+    """The systematic error of a tensor. A few noisy runs exclude most, and many confirm it."""
+    found = systematic(error, exact, _shaped(rounding.noisy(name, stepped=stepped), exact), compared, stepped=stepped)
+    if found.reason:
+        runs = _shaped(rounding.noisy(name, stepped=stepped, count=MANY_RUNS), exact)
+        return systematic(error, exact, runs, compared, stepped=stepped)
+    return found
+
+
+def _shaped(runs: list[Array], exact: Array) -> list[Array]:
+    return [np.asarray(one, np.float64) for one in runs if np.shape(one) == exact.shape]
 
 
 def _is_distribution(want: Array) -> bool:

@@ -114,13 +114,17 @@ class Nodes:
         outside = {*self.inputs, *self.constants}
         return any(kind.itemsize == 2 for name, kind in self.float_types.items() if name not in outside)
 
-    @property
+    @cached_property
     def steps(self) -> dict[str, Array]:
-        """The tensors that are quantised, with the size of a step."""
+        """The tensors that are quantised, with the size of a step. Steps that depend on the inputs are left out."""
         found = {}
         for node in self.proto.graph.node:
-            if node.op_type == "QuantizeLinear" and node.input[1] in self.constants:
-                found[node.input[0]] = np.max(self.constants[node.input[1]]).astype(np.float64)
+            if node.op_type == "QuantizeLinear":
+                with contextlib.suppress(
+                    PenstockError
+                ):  # exporters also write a step as the output of nodes without inputs
+                    step = self.run({}, [node.input[1]])[node.input[1]]
+                    found[node.input[0]] = np.max(step).astype(np.float64)
         return found
 
     def needed(self, wanted: Collection[str], given: Collection[str]) -> list[int]:

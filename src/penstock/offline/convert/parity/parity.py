@@ -30,6 +30,9 @@ from penstock.offline.convert.parity.coverage import Coverage, shown
 from penstock.offline.convert.parity.nodes import Nodes
 from penstock.offline.convert.parity.patience import Patience
 from penstock.offline.convert.parity.tolerance import RoundingModel
+from penstock.offline.convert.parity.tree_nodes import tree_nodes
+from penstock.offline.convert.parity.trees import TreeProof, compare_trees
+from penstock.offline.convert.tree_arrays import HasTrees
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import loaded
@@ -40,6 +43,9 @@ _BLAMED = 3
 """Number of different calls on which the first divergent node is looked for."""
 _KEPT_BYTES = 1 << 32
 """The sessions of the ONNX model stay loaded up to this size."""
+
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+"""In FP16, the optimisations of ONNX Runtime 1.31 for these operators end its process."""
 
 _MISSING = OutputDifference(np.inf, 0.0, "is missing")
 
@@ -94,6 +100,10 @@ class Parity:
         meanings = meanings_of(source.signature, read_graph(artifact.data))
         self._maker = Maker(source.signature, source.axes, meanings, seed)
         self._random: set[str] = set()
+        self._may_crash = self._nodes.is_narrow and any(
+            node.op_type in _RECURRENT for node in self._nodes.proto.graph.node
+        )
+        """True until the optimised graph has run once, in a child process."""
         self._count = 0
         self._worst: OutputDifference = OutputDifference()
         self._decided: Counter[str] = Counter()
@@ -105,29 +115,43 @@ class Parity:
         self._failures: list[_Failure] = []
         self._parts: tuple[Case, Outputs] | None = None
         """The largest ordinary call of a model with coarse values, on which the parts of the graph are also compared."""
+        self._are_parts_proved = False
         self._notes: dict[str, None] = {}
         self._rejection, self._rejected = "", 0
+        self._trees = TreeProof()
 
     def certify(self, options: ConvertOptions) -> Certificate:
         with keep_models(_KEPT_BYTES):
             return self._certify(options)
 
     def _certify(self, options: ConvertOptions) -> Certificate:
+        self._trees = self._proof_of_trees()
         for case, want in self._calls(options):
             if not self._count:
                 self._find_random(case, want)
             self._progress(case.label)
             self._compare(case, want)
-            if len(self._failures) >= _BLAMED:
+            if len(self._failures) >= _BLAMED or self._trees.divergence:
                 break
         if not self._count:
             raise InvalidArgument(
                 f"the source accepts none of the inputs that were tried: {self._rejection}",
                 "give one call with --sample FILE.npz, or describe the inputs with --inputs",
             )
-        if self._parts and not self._failures:
+        if self._parts and not self._failures and not self._trees.divergence:
             self._compare_parts(*self._parts)
         return self._certificate()
+
+    def _proof_of_trees(self) -> TreeProof:
+        if not isinstance(self._source, HasTrees):
+            return TreeProof()
+        try:
+            trees = self._source.trees()
+        except PenstockError as error:
+            self._notes[f"the trees of the source are unknown: {error.message}"] = None
+            return TreeProof()
+        graph = self._nodes.proto.graph
+        return compare_trees(trees, tree_nodes(graph, self._nodes.constants)) if trees else TreeProof()
 
     def _compare_parts(self, case: Case, want: Outputs) -> None:
         """Compare every linked tensor, given the source's tensors before it. Coarse values hide errors of a part in the outputs."""
@@ -135,7 +159,11 @@ class Parity:
             return
         with self._patience.spending(case):
             blame = self._blamed(case, want)
-            if blame.has_links and (found := blame.find(only_sure=True)) is not None:
+            if not blame.has_links:
+                return
+            found = blame.find(only_sure=True)
+            self._are_parts_proved = blame.proves
+            if found is not None:
                 reason = f"node '{found.node}' differs from '{found.source}' of the source, given its inputs, on {case.label}"
                 self._failures.append(
                     _Failure(case, want, reason, found.source, difference=OutputDifference(found.error))
@@ -203,7 +231,7 @@ class Parity:
         if not isinstance(self._source, Probing):
             return []
         try:
-            probes = self._source.probes(self._seed)
+            probes = self._source.probes(self._seed, brief=self._trees.is_complete)
         except PenstockError as error:
             self._notes[f"the source's own values are unknown: {error.message}"] = None
             return []
@@ -300,8 +328,10 @@ class Parity:
                 return
 
     def _run(self, case: Case, *, as_written: bool) -> Outputs:
-        if case.is_empty:
-            return apart.forward(self._artifact, case.inputs, as_written=as_written)
+        if case.is_empty or (self._may_crash and not as_written):
+            got = apart.forward(self._artifact, case.inputs, as_written=as_written)
+            self._may_crash = self._may_crash and as_written
+            return got
         with loaded(self._artifact, as_written=as_written) as model:
             return model.forward(case.inputs)
 
@@ -317,7 +347,9 @@ class Parity:
         random = self._random
         names = [spec.name for spec in self._source.signature.outputs if spec.name not in random]
         undecided = (
-            [name for name in names if self._decided[name] <= self._undecided[name]] if not self._failures else []
+            [name for name in names if self._decided[name] <= self._undecided[name]]
+            if not self._failures and not self._are_parts_proved
+            else []
         )
         for name in undecided:
             self._notes[
@@ -325,18 +357,19 @@ class Parity:
                 "with plausible values it was empty, or rounding could change it completely"
             ] = None
         for table, rows in self._coverage.unread():
-            self._notes[f"no call reads the rows {shown(rows)} of the table '{table}'"] = None
+            if table not in self._trees.tables:
+                self._notes[f"no call reads the rows {shown(rows)} of the table '{table}'"] = None
         if self._rejected:
             self._notes[f"the source rejected {self._rejected} other calls, as in: {self._rejection}"] = None
         if left_out := self._patience.left_out:
             self._notes[f"left out, because the model is slow: {', '.join(left_out)}"] = None
         if not names:
             self._notes["all outputs are random, so that nothing is proved"] = None
-        worst, divergence = self._worst, None
-        if self._failures:
+        worst, divergence = self._worst, self._trees.divergence
+        if self._failures and not divergence:
             worst, divergence = self._blame()
         return Certificate(
-            holds=not self._failures and bool(names) and not undecided,
+            holds=not self._failures and not divergence and bool(names) and not undecided,
             cases=self._count,
             max_error=worst.error,
             tolerance=worst.tolerance,
@@ -344,6 +377,7 @@ class Parity:
             not_compared=tuple(sorted(random)),
             not_proved=tuple(undecided),
             proved=tuple(Proof(name, self._proving[name], self._count) for name in names),
+            trees=self._trees.trees,
             notes=tuple(self._notes),
             exporter=self._exported.exporter,
         )
@@ -380,7 +414,7 @@ class _Unknown(RoundingModel):
     def exact(self, name: str) -> None:
         return None
 
-    def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
+    def noisy(self, name: str, *, stepped: bool = False, count: int = 0) -> list[Array]:
         return []
 
 

@@ -12,6 +12,7 @@ decide otherwise gives different results in some of its runs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -33,13 +34,21 @@ UNITS = {
 _AMPLITUDE, _NARROW_AMPLITUDE = 16.0, 2.0
 """Standard deviation of the noise, in ``UNITS``. Frameworks differ by a few units for each operator. They accumulate FP16 and BF16 in
 FP32, so that only the result is rounded."""
-_COMMON, _GAIN = 0.1, 0.25
-"""Standard deviations of the error that all values of a quantised tensor have in common, and of the error of its largest value if all
-have the same relative error, in steps. Integer kernels round unevenly."""
+_COMMON, _SLOPE = 0.25, 0.25
+"""Standard deviations of the error that all values of a quantised tensor have in common, and of the error that has the sign of the
+distance from their mean, in steps. Integer kernels round in one direction by up to a step. It is 4 deviations, and no errors within a
+step have a larger mean or slope."""
+_SHARED = 0.25
+"""Part of the noise in FP16 and BF16 that is the same relative error of all values of a tensor. Kernels round their constants, such as
+the 1/6 of HardSwish, by up to half of a unit in the last place."""
 _LEAST = 1e-20
 """Added to the magnitude of a tensor, so that equal zeros do not stay equal."""
 _RUNS = 8
 """With 8 runs, a tie within the noise is missed with a probability of 1/256."""
+MANY_RUNS = 48
+"""They confirm systematic errors. The noise is at least twice that of a framework. So rounding makes a mean beyond 4 deviations
+with the probability P(|t| > 8) of Student's distribution with 48 degrees of freedom, 2e-10. A certificate rests on at most 100,000
+means, so that it is a false alarm with a probability of at most 2e-5."""
 
 
 class RoundingModel:
@@ -62,19 +71,15 @@ class RoundingModel:
                 self._exact = {}
         return self._exact.get(name)
 
-    def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
-        """The tensor in several noisy runs; with ``stepped``, quantised values also change. Empty if the graph does not run."""
-        if stepped not in self._noisy:
-            runs: list[Values] = []
-            for number in range(_RUNS):
-                noise = _Noise(self._nodes, np.random.default_rng([self._seed, number]), stepped=stepped)
-                try:
-                    with np.errstate(all="ignore"):
-                        runs.append(self._nodes.run(self._given, self._wanted, precise=True, noise=noise))
-                except PenstockError:  # the noise changed a size
-                    continue
-            self._noisy[stepped] = runs
-        return [run[name] for run in self._noisy[stepped]]
+    def noisy(self, name: str, *, stepped: bool = False, count: int = _RUNS) -> list[Array]:
+        """The tensor in ``count`` noisy runs; with ``stepped``, quantised values also change. Fewer if the graph does not run."""
+        runs = self._noisy.setdefault(stepped, [])
+        for number in range(len(runs), count):
+            noise = _Noise(self._nodes, np.random.default_rng([self._seed, number]), stepped=stepped)
+            runs.append({})
+            with np.errstate(all="ignore"), contextlib.suppress(PenstockError):  # the noise can change a size
+                runs[-1] = self._nodes.run(self._given, self._wanted, precise=True, noise=noise)
+        return [run[name] for run in runs[:count] if run]
 
     @property
     def is_coarse(self) -> bool:
@@ -124,8 +129,9 @@ class _Noise:
         if value.dtype != np.float64 or not value.size:
             return value
         if (step := self._steps.get(name)) is not None:
-            largest = np.abs(value[np.isfinite(value)]).max(initial=0.0) or 1.0
-            common = _COMMON * self._rng.standard_normal() + _GAIN * self._rng.standard_normal() * value / largest
+            finite = value[np.isfinite(value)]
+            side = np.sign(value - (finite.mean() if finite.size else 0.0))
+            common = _COMMON * self._rng.standard_normal() + _SLOPE * self._rng.standard_normal() * side
             value = value + step * (common + self._rng.uniform(-0.5, 0.5, value.shape))
         kind = self._nodes.float_types.get(name, np.dtype(np.float32))
         if (error := self._nodes.sum_errors.get(name)) is not None:
@@ -134,6 +140,8 @@ class _Noise:
         # Below the smallest normal number, the rounding error no longer shrinks with the value.
         size = np.maximum(np.abs(value), _least(kind))
         change = np.asarray(amount * self._rng.standard_normal(value.shape) * size)
+        if kind.itemsize == 2 and how == "inexact":
+            change += _SHARED * amount * self._rng.standard_normal() * value
         if name in self._nodes.rounded or how == "tied":
             change += (
                 amount

@@ -15,6 +15,7 @@ from penstock.errors import InvalidArgument, InvalidInput, InvalidModel
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Probes, TensorLink
 from penstock.offline.convert.tables.forest import Forest, GraphWriter
 from penstock.offline.convert.tables.probes import probes_of
+from penstock.offline.convert.tree_arrays import MOST_NODES, TreeArrays
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ML_OPSET = 3
@@ -84,11 +85,13 @@ class Booster(NamedTuple):
             best = writer("ArgMax", raw, axis=1, keepdims=0)
         return {"raw": raw, "label": writer("Gather", self.classes, best), "probabilities": result}
 
-    def probes(self, spec: TensorSpec, rng: np.random.Generator, *, missing: bool = True) -> Probes:
+    def probes(
+        self, spec: TensorSpec, rng: np.random.Generator, *, missing: bool = True, brief: bool = False
+    ) -> Probes:
         """Calls of the input ``spec`` that reach all leaves, if there are not too many."""
         kind = np.float64 if self.double and not _narrow(spec.datatype) else np.float32
         is_float = spec.datatype.is_float
-        found = probes_of(self.forest, rng, kind, missing=missing and is_float, whole=not is_float)
+        found = probes_of(self.forest, rng, kind, missing=missing and is_float, whole=not is_float, brief=brief)
         limits = np.finfo(np.float32) if is_float else np.iinfo(spec.datatype.dtype)
         rows = found.rows.clip(float(limits.min), float(limits.max)).astype(spec.datatype.dtype)
         calls = [{spec.name: rows[start : start + _PROBES]} for start in range(0, len(rows), _PROBES)]
@@ -133,8 +136,11 @@ class BoosterModel:
         x = self._rows(inputs)
         return {"scores": self._called(self.booster.raw, x).astype(np.float32).reshape(len(x), -1)}
 
-    def probes(self, seed: int) -> Probes:
-        return self.booster.probes(self.signature.inputs[0], np.random.default_rng(seed))
+    def trees(self) -> tuple[TreeArrays, ...]:
+        return arrays_of([self.booster.forest])
+
+    def probes(self, seed: int, *, brief: bool = False) -> Probes:
+        return self.booster.probes(self.signature.inputs[0], np.random.default_rng(seed), brief=brief)
 
     def export(self, target: Path, opset: int) -> Exported:
         writer = GraphWriter()
@@ -173,11 +179,18 @@ class BoosterConverter(NamedTuple):
     def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
         try:
             booster = self.read(source)
+            booster.forest.check()
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidModel(
                 f"the model of {self.title} is damaged: {_reason(error)}", "save it again with save_model"
             ) from error
         return BoosterModel(booster, options)
+
+
+def arrays_of(forests: Sequence[Forest]) -> tuple[TreeArrays, ...]:
+    """The trees of ``forests``; empty if they are too many."""
+    nodes = sum(len(tree.yes) for forest in forests for tree in forest.trees)
+    return tuple(forest.arrays() for forest in forests if forest.trees) if nodes <= MOST_NODES else ()
 
 
 def loaded(name: str, source: Any, read: Callable[[str], Any], failures: tuple[type[Exception], ...]) -> Any:

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from penstock.offline.convert.tree_arrays import ABOVE, AT_MOST, BELOW, IN_SET, LEAF, TreeArrays
 from penstock.tensor import Array, DataType
 
+_KINDS = {"<=": AT_MOST, "<": BELOW, ">": ABOVE}
 _MODES = {"<=": "BRANCH_LEQ", "<": "BRANCH_LT", ">": "BRANCH_GT"}
 _NODES = (
     "treeids",
@@ -120,6 +122,51 @@ class Forest(NamedTuple):
         rows = writer("Add", writer("Cast", leaves, to=TensorProto.INT64), starts)
         chosen = writer("Gather", np.concatenate(table), rows)
         return writer("Add", writer("ReduceSum", chosen, np.array([1]), keepdims=0), self.base)
+
+    def check(self) -> None:
+        """Raise ValueError if a tree is none, so that a prediction would never end or read other memory."""
+        for number, tree in enumerate(self.trees):
+            inner = tree.yes >= 0
+            children = np.concatenate([tree.yes[inner], tree.no[inner]])
+            if children.min(initial=0) < 0 or children.max(initial=0) >= len(inner):
+                raise ValueError(f"tree {number} has a node with a missing child")
+            if (np.bincount(children, minlength=len(inner)) > (np.arange(len(inner)) > 0)).any():
+                raise ValueError(f"tree {number} has a node with several parents")
+            if inner.any() and not 0 <= tree.feature[inner].min() <= tree.feature[inner].max() < self.features:
+                raise ValueError(f"tree {number} compares a feature that does not exist")
+
+    def arrays(self) -> TreeArrays:
+        """The trees without the treatment of inputs in front of them."""
+        trees = self.trees
+        starts = np.cumsum([0, *(len(tree.yes) for tree in trees)])
+        shifts = np.repeat(starts[:-1], np.diff(starts))
+        yes, no = np.concatenate([tree.yes for tree in trees]), np.concatenate([tree.no for tree in trees])
+        no, yes = np.where(yes < 0, -1, no + shifts), np.where(yes < 0, -1, yes + shifts)
+        kind = np.where(yes >= 0, _KINDS[self.compare], LEAF)
+        sets = [
+            (start + node, float(member))
+            for tree, start in zip(trees, starts, strict=False)
+            for node, members in tree.sets.items()
+            for member in set(members)
+        ]
+        kind[[int(start) + node for tree, start in zip(trees, starts, strict=False) for node in tree.sets]] = IN_SET
+        leaves = [np.nonzero((tree.yes < 0)[:, None] & np.ones(tree.values.shape, np.bool_)) for tree in trees]
+        pairs = list(zip(trees, leaves, starts, strict=False))
+        return TreeArrays(
+            starts[:-1].astype(np.int64),
+            kind.astype(np.int64),
+            np.concatenate([tree.feature for tree in trees]).astype(np.int64),
+            np.concatenate([tree.threshold for tree in trees]).astype(np.float64),
+            yes.astype(np.int64),
+            no.astype(np.int64),
+            np.concatenate([tree.missing_yes for tree in trees]).astype(np.bool_),
+            np.array([node for node, _ in sets], np.int64),
+            np.array([member for _, member in sets], np.float64),
+            np.concatenate([at + start for _, (at, _), start in pairs]).astype(np.int64),
+            np.concatenate([tree.target + column for tree, (_, column), _ in pairs]).astype(np.int64),
+            np.concatenate([tree.values[at, column] for tree, (at, column), _ in pairs]).astype(np.float64),
+            np.asarray(self.base, np.float64),
+        )
 
     def _attributes(self, datatype: DataType) -> dict[str, Any]:
         """The attributes of TreeEnsembleRegressor."""

@@ -20,6 +20,7 @@ from penstock.offline.convert.tables.forest import Forest, Tree, rounded
 from penstock.tensor import Array
 
 _MOST_ROWS = 1 << 14
+_BRIEF_ROWS = 1 << 10
 _MOST_STEPS = 1 << 23
 """Largest number of rows times trees."""
 _MOST_ELEMENTS = 1 << 24
@@ -34,14 +35,22 @@ class Reach(NamedTuple):
     """Rows [N, features], and how many of the leaves they reach. Leaves with contradictory paths do not count."""
 
     rows: Array
-    reached: int
-    leaves: int
+    reached: int = 0
+    leaves: int = 0
+    touched: int = 0
+    """Number of thresholds with a row directly below and one directly above."""
+    thresholds: int = 0
 
     @property
     def note(self) -> str:
-        """The number of leaves without a row; empty if all have one."""
-        missed = self.leaves - self.reached
-        return f"{missed} of {self.leaves} leaves of the trees were not reached in the comparison" if missed else ""
+        """The numbers of leaves and thresholds without a row; empty if all leaves have one."""
+        missed, untouched = self.leaves - self.reached, self.thresholds - self.touched
+        if not missed:
+            return ""
+        return (
+            f"{missed} of {self.leaves} leaves and {untouched} of {self.thresholds} thresholds of the trees were not reached in the "
+            "comparison"
+        )
 
 
 class _Aim(NamedTuple):
@@ -68,11 +77,14 @@ def probes_of(
     *,
     missing: bool = True,
     whole: bool = False,
+    brief: bool = False,
 ) -> Reach:
-    """Rows of ``dtype``. With ``missing``, some have NaN; with ``whole``, all numbers are whole."""
+    """Rows of ``dtype``. With ``missing``, some have NaN; with ``whole``, all numbers are whole; with ``brief``, there are few."""
     prober = _Prober(forest, rng, dtype, missing=missing, whole=whole)
-    rows = np.concatenate([prober.random(_RANDOM_ROWS), *prober.batches()])
-    return Reach(rows, sum(int(one.sum()) for one in prober.reached), prober.leaves)
+    if brief:
+        return Reach(np.concatenate([prober.random(_RANDOM_ROWS), prober.few(_BRIEF_ROWS)]))
+    rows = np.concatenate([prober.random(_RANDOM_ROWS), *prober.batches(_MOST_ROWS)])
+    return prober.reach(rows)
 
 
 class _Prober:
@@ -83,9 +95,11 @@ class _Prober:
     ) -> None:
         self._forest, self._rng, self._dtype, self._missing, self._whole = forest, rng, dtype, missing, whole
         self._thresholds = [_in(dtype, tree.threshold, forest.compare) for tree in forest.trees]
+        self._edges = [self._sides(thresholds) for thresholds in self._thresholds]
         self._parents = [_parents(tree) for tree in forest.trees]
         self._low, self._high, self._known = self._ranges()
         self.reached = [np.zeros(len(tree.yes), np.bool_) for tree in forest.trees]
+        self._touched = [np.zeros((2, len(tree.yes)), np.bool_) for tree in forest.trees]
         self._impossible: set[tuple[int, int]] = set()
 
     @property
@@ -93,10 +107,38 @@ class _Prober:
         """The number of leaves that are not known to be out of reach."""
         return sum(1 for node in self._nodes(leaves=True) if node not in self._impossible)
 
-    def batches(self) -> Iterator[Array]:
-        """The rows, in several draws."""
+    def reach(self, rows: Array) -> Reach:
+        """``rows``, with what the rows so far have reached."""
+        inner = [tree.yes >= 0 for tree in self._forest.trees]
+        for tree, some in zip(self._forest.trees, inner, strict=True):
+            some[list(tree.sets)] = False
+        touched = sum(int((one.all(axis=0) & some).sum()) for one, some in zip(self._touched, inner, strict=True))
+        reached = sum(int(one.sum()) for one in self.reached)
+        return Reach(rows, reached, self.leaves, touched, sum(int(some.sum()) for some in inner))
+
+    def few(self, most: int) -> Array:
+        """At most ``most`` rows, for nodes that are drawn at random."""
+        trees = self._forest.trees
+        ends = np.cumsum([len(tree.yes) for tree in trees])
+        aims = []
+        for place in self._rng.choice(ends[-1], min(most, ends[-1]), replace=False).tolist():
+            number = int(np.searchsorted(ends, place, side="right"))
+            tree, node = trees[number], place - int(ends[number]) + len(trees[number].yes)
+            corner: Corner = "upper" if self._rng.random() < 0.5 else "lower"
+            if node and self._parents[number][node] < 0:
+                continue
+            if tree.yes[node] < 0:
+                aims.append(_Aim(number, node, corner))
+            elif node in tree.sets:
+                aims.append(_Aim(number, node, corner, int(self._rng.choice(self._known[int(tree.feature[node])]))))
+            elif self._missing:
+                aims.append(_Aim(number, node, "missing"))
+        return self._rows(aims)
+
+    def batches(self, most: int) -> Iterator[Array]:
+        """At most ``most`` rows, in several draws."""
         left = min(
-            _MOST_ROWS, _MOST_STEPS // max(1, len(self._forest.trees)), _MOST_ELEMENTS // max(1, self._forest.features)
+            most, _MOST_STEPS // max(1, len(self._forest.trees)), _MOST_ELEMENTS // max(1, self._forest.features)
         )
         corners = [_Aim(*leaf, corner) for leaf in self._nodes(leaves=True) for corner in ("upper", "lower")]
         others = [*self._of_categories(), *(self._of_missing() if self._missing else ())]
@@ -167,13 +209,15 @@ class _Prober:
             value = high if np.isfinite(high) else max(low, low + free)
         window = self._forest.missing
         if window is not None and feature in self._forest.missing_in and window[0] <= value <= window[1]:
-            outside = [self._next(edge, towards) for edge, towards in zip(window, (-np.inf, np.inf), strict=True)]
+            outside = [
+                float(self._next(np.array(edge), side)) for edge, side in zip(window, (-np.inf, np.inf), strict=True)
+            ]
             return next((one for one in outside if low <= one <= high), None)
         return float(np.rint(value)) if self._whole else value
 
     def _box(self, aim: _Aim) -> _Box:
         tree, box = self._forest.trees[aim.tree], _Box({}, {}, {})
-        parents, thresholds = self._parents[aim.tree], self._thresholds[aim.tree]
+        parents, (lower, upper) = self._parents[aim.tree], self._edges[aim.tree]
         child = aim.node
         while child:
             node = int(parents[child])
@@ -185,25 +229,25 @@ class _Prober:
                 box.categories[feature] = allowed & members if holds else allowed - members
             else:
                 low, high = box.bounds.get(feature, (-np.inf, np.inf))
-                below, above = self._sides(thresholds[node])
+                below, above = float(lower[node]), float(upper[node])
                 goes_below = holds != (self._forest.compare == ">")
                 box.bounds[feature] = (low, min(high, below)) if goes_below else (max(low, above), high)
             child = node
         return box
 
-    def _sides(self, threshold: float) -> tuple[float, float]:
-        """The largest number below the cut at ``threshold``, and the smallest above it."""
+    def _sides(self, threshold: Array) -> tuple[Array, Array]:
+        """The largest numbers below the cuts at ``threshold``, and the smallest above them."""
         if self._forest.compare == "<":
-            return self._next(threshold, -np.inf), float(threshold)
-        return float(threshold), self._next(threshold, np.inf)
+            return self._next(threshold, -np.inf), threshold
+        return threshold, self._next(threshold, np.inf)
 
-    def _next(self, value: float, towards: float) -> float:
+    def _next(self, value: Array, towards: float) -> Array:
         with np.errstate(over="ignore", under="ignore"):
-            return float(np.nextafter(self._dtype(value), self._dtype(towards)))
+            return np.nextafter(value.astype(self._dtype), self._dtype(towards)).astype(np.float64)
 
     def _leaves(self, number: int, rows: Array) -> Array:
         """The leaf of each of ``rows``."""
-        tree, thresholds = self._forest.trees[number], self._thresholds[number]
+        tree, thresholds, edges = self._forest.trees[number], self._thresholds[number], self._edges[number]
         if self._forest.missing is not None:
             low, high = self._forest.missing
             inside = (rows >= low) & (rows <= high) & np.isin(np.arange(self._forest.features), self._forest.missing_in)
@@ -211,6 +255,8 @@ class _Prober:
         at, places = np.zeros(len(rows), np.int64), np.arange(len(rows))
         while (inner := tree.yes[at] >= 0).any():
             values, cuts = rows[places, np.where(inner, tree.feature[at], 0)], thresholds[at]
+            for touched, edge in zip(self._touched[number], edges, strict=True):
+                touched[at[inner & (values == edge[at])]] = True
             holds = {"<=": np.less_equal, "<": np.less, ">": np.greater}[self._forest.compare](values, cuts)
             for node, members in tree.sets.items():
                 here = at == node

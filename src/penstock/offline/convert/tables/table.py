@@ -12,6 +12,17 @@ from penstock.errors import InvalidArgument, Unavailable
 from penstock.offline.convert.base import ConvertOptions
 from penstock.tensor import Array, DataType, TensorSpec
 
+_RANGES = (
+    ("data_min_", "data_range_", 0.5),
+    ("mean_", "scale_", 0.0),
+    ("center_", "scale_", 0.0),
+    ("statistics_", "", 0.0),
+    ("", "max_abs_", 0.0),
+    ("", "scale_", 0.0),
+)
+"""Attributes of scalers and imputers: a place among the values in training, their spread, and how far the middle is
+from this place, in proportion to the spread."""
+
 
 class Column(NamedTuple):
     """One input."""
@@ -21,6 +32,9 @@ class Column(NamedTuple):
     width: int = 1
     known: tuple[Any, ...] = ()
     """Categories or words that the estimator knows."""
+    centre: tuple[float, ...] = (0.0,)
+    """The middle of the values in training, for each number of the column."""
+    spread: tuple[float, ...] = (1.0,)
 
     def probe(self, rng: np.random.Generator, rows: int) -> Array:
         """Plausible values [rows, width]. Texts consist of known words and unknown ones."""
@@ -29,7 +43,8 @@ class Column(NamedTuple):
             return np.array([[str(rng.choice(words)).encode()] * self.width for _ in range(rows)], np.object_)
         if self.known:
             return rng.choice(np.array(self.known), (rows, self.width)).astype(self.datatype.dtype)
-        return rng.normal(size=(rows, self.width)).astype(self.datatype.dtype)
+        values = np.array(self.centre) + np.array(self.spread) * rng.normal(size=(rows, self.width))
+        return values.astype(self.datatype.dtype)
 
 
 class Table(NamedTuple):
@@ -71,15 +86,23 @@ def table_of(model: Any) -> Table:
         known = (
             sorted({value for kind in kinds for value in kind.known}) if datatype is DataType.INT64 else kinds[0].known
         )
-        return Table((Column("features", datatype, width, tuple(known)),))
+        centre, spread = _range(first, width)
+        return Table((Column("features", datatype, width, tuple(known), centre, spread),))
     labels = list(getattr(first, "feature_names_in_", range(width)))
     columns = [Column(str(label) if isinstance(label, str) else f"x{label}") for label in labels]
     for name, transformer, _ in first.transformers_:
         for place, index in enumerate(first._transformer_to_input_indices.get(name, ())):  # noqa: SLF001
             found = _column(transformer, place, columns[index].name)
-            columns[index] = found if found.known or found.datatype is not DataType.FP32 else columns[index]
+            is_known = (
+                found.known or found.datatype is not DataType.FP32 or found.spread != (1.0,) or found.centre != (0.0,)
+            )
+            columns[index] = found if is_known else columns[index]
     if isinstance(labels[0], int) and all(column.datatype is DataType.FP32 for column in columns):
-        return Table((Column("features", DataType.FP32, width),))
+        centre, spread = (
+            tuple(value for (value,) in some)
+            for some in zip(*((one.centre, one.spread) for one in columns), strict=True)
+        )
+        return Table((Column("features", DataType.FP32, width, (), centre, spread),))
     return Table(tuple(columns), tuple(labels))
 
 
@@ -108,7 +131,26 @@ def _column(transformer: Any, place: int, name: str) -> Column:
         statistics = getattr(step, "statistics_", None)
         if statistics is not None and np.asarray(statistics).dtype.kind in "OU":
             return Column(name, DataType.BYTES, known=(str(statistics[place]),))
+    for step in reversed(list(_steps(transformer))):
+        for middle, width, further in _RANGES:
+            centre, spread = _at(step, middle, place), _at(step, width, place)
+            if centre is not None or (not middle and spread is not None):
+                centre = (centre or 0.0) + further * (spread or 0.0)
+                return Column(name, centre=(centre,), spread=(spread or max(1.0, abs(centre)),))
     return Column(name)
+
+
+def _at(step: Any, attribute: str, place: int) -> float | None:
+    """The finite number ``place`` of an attribute; None if there is none."""
+    values = getattr(step, attribute, None)
+    if values is None or np.asarray(values).dtype.kind not in "fiu" or np.ndim(values) != 1 or len(values) <= place:
+        return None
+    return float(values[place]) if np.isfinite(values[place]) else None
+
+
+def _range(first: Any, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    columns = [_column(first, place, "") for place in range(width)]
+    return tuple(one.centre[0] for one in columns), tuple(one.spread[0] for one in columns)
 
 
 def _steps(transformer: Any) -> Iterator[Any]:

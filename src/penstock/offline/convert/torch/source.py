@@ -59,7 +59,7 @@ class TorchSource:
         self._release = lambda: None
         self._values = None
 
-    def probes(self, seed: int) -> Probes:
+    def probes(self, seed: int, *, brief: bool = False) -> Probes:
         """Calls of the sizes for which a branch of the module may differ. They are known after ``export``."""
         calls = (dict(zip(self._job.inputs, map(to_array, tensors), strict=True)) for tensors in self._job.beyond)
         return Probes(tuple(calls))

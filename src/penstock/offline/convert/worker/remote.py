@@ -18,11 +18,12 @@ import msgspec
 
 from penstock.errors import InvalidArgument, PenstockError, bounded, printable, revive
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Probes, UnsupportedOperators
+from penstock.offline.convert.tree_arrays import TreeArrays
 from penstock.offline.convert.worker import wire
 from penstock.offline.convert.worker.process import UNLIMITED, Limits, Process
 from penstock.tensor import MAX_RANK, Array, Signature
 
-T = TypeVar("T", wire.Opened, wire.Arrays, wire.Calls, wire.Written)
+T = TypeVar("T", wire.Opened, wire.Arrays, wire.Calls, wire.Forests, wire.Written)
 _SERVE = "penstock.offline.convert.worker.serve"
 _SHOWN_BYTES = 8 << 10
 _MOST_PROBES = 64
@@ -74,9 +75,16 @@ class RemoteSource:
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         return self._call(wire.Values(dict(inputs), tuple(names)), wire.Arrays).arrays
 
-    def probes(self, seed: int) -> Probes:
+    def trees(self) -> tuple[TreeArrays, ...]:
+        """As in ``HasTrees``. Empty if the source in the process has no trees."""
+        forests = self._call(wire.Trees(), wire.Forests).forests
+        if not all(forest.is_valid for forest in forests):
+            raise PenstockError("the process of the source's framework describes its trees inconsistently")
+        return forests
+
+    def probes(self, seed: int, *, brief: bool = False) -> Probes:
         """As in ``Probing``. Empty if the source in the process has no probes."""
-        found = self._call(wire.Probes(seed), wire.Calls)
+        found = self._call(wire.Probes(seed, brief), wire.Calls)
         return Probes(found.calls[:_MOST_PROBES], tuple(map(printable, found.notes[:_MOST_PROBES])))
 
     def export(self, target: Path, opset: int) -> Exported:

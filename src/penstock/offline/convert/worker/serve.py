@@ -10,6 +10,7 @@ from typing import IO
 from penstock.errors import PenstockError, PermissionDenied, Unsupported, shortened
 from penstock.offline.convert.base import Converter, FrameworkModel, Probes, Probing, UnsupportedOperators
 from penstock.offline.convert.registry import FORMATS, get_converter
+from penstock.offline.convert.tree_arrays import HasTrees
 from penstock.offline.convert.worker import wire
 from penstock.offline.convert.worker.confine import WRITES_ANYWHERE
 from penstock.tensor import Array, DataType
@@ -54,15 +55,19 @@ def _check_trust(question: wire.Open) -> None:
         )
 
 
-def _answered(model: FrameworkModel, question: wire.Compute | wire.Values | wire.Probes | wire.Export) -> wire.Answer:
+def _answered(
+    model: FrameworkModel, question: wire.Compute | wire.Values | wire.Probes | wire.Trees | wire.Export
+) -> wire.Answer:
     if isinstance(question, wire.Compute):
         return wire.Arrays(dict(model.forward(question.inputs)))
     if isinstance(question, wire.Values):
         values = model.values(question.inputs, question.names)
         return wire.Arrays({name: array for name, array in values.items() if _has_datatype(array)})
     if isinstance(question, wire.Probes):
-        probes = model.probes(question.seed) if isinstance(model, Probing) else Probes()
+        probes = model.probes(question.seed, brief=question.brief) if isinstance(model, Probing) else Probes()
         return wire.Calls(probes.calls, probes.notes)
+    if isinstance(question, wire.Trees):
+        return wire.Forests(model.trees() if isinstance(model, HasTrees) else ())
     return wire.Written(model.export(question.target, question.opset))
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, UnsupportedOperator
+from penstock.offline.convert.tree_arrays import TreeArrays
 from penstock.tensor import Array, DataType, Signature, from_wire, to_wire
 
 PREFIX = struct.Struct("<IQ")
@@ -45,6 +46,11 @@ class Values(msgspec.Struct, tag=True):
 
 class Probes(msgspec.Struct, tag=True):
     seed: int
+    brief: bool = False
+
+
+class Trees(msgspec.Struct, tag=True):
+    pass
 
 
 class Export(msgspec.Struct, tag=True):
@@ -70,6 +76,10 @@ class Calls(msgspec.Struct, tag=True):
     notes: tuple[str, ...] = ()
 
 
+class Forests(msgspec.Struct, tag=True):
+    forests: tuple[TreeArrays, ...]
+
+
 class Written(msgspec.Struct, tag=True):
     exported: Exported
 
@@ -83,8 +93,8 @@ class Refused(msgspec.Struct, tag=True):
     operators: tuple[UnsupportedOperator, ...] = ()
 
 
-Question = Open | Compute | Values | Probes | Export
-Answer = Opened | Arrays | Calls | Written | Refused
+Question = Open | Compute | Values | Probes | Trees | Export
+Answer = Opened | Arrays | Calls | Forests | Written | Refused
 
 
 def encode(message: Question | Answer) -> list[bytes | memoryview]:
