@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tritonclient.grpc
 
 from commands import Command
@@ -37,19 +38,35 @@ def script(path: str) -> Iterator[dict[str, Any]]:
                 del sys.modules[name]
 
 
+def close(found: Any, expected: Any) -> bool:
+    """Whether texts are equal, and numbers are equal but for the rounding of other batch sizes: engines may sum in another order."""
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(close(found[name], one) for name, one in expected.items())
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(close, found, expected))
+    return (
+        bool(found == pytest.approx(expected, rel=1e-4, abs=1e-6)) if isinstance(expected, float) else found == expected
+    )
+
+
 def same_answers(
     penstock: Command, bundle: Path, items: Sequence[Path | str], content_type: str
 ) -> list[dict[str, Any]]:
-    """The answers of a call for each of ``items``: files, or texts. Fails unless all other ways give the same, to the bit."""
+    """The answers of a call for each of ``items``: files, or texts. Fails unless all other ways give the same, to the bit.
+
+    Only ``batch``, and the command with several items, may differ by the rounding of a batch.
+    """
     with Pipeline.open(bundle) as pipeline:
         (name,) = pipeline.inputs
         answers = [pipeline.to_json(pipeline(item)) for item in items]
-        assert [pipeline.to_json(one) for one in pipeline.batch(items)] == answers
+        assert close([pipeline.to_json(one) for one in pipeline.batch(items)], answers)
         assert pipeline.to_json(asyncio.run(pipeline.arun(items[0]))) == answers[0]
-        kinds, tensors = pipeline.outputs, {name: pipeline(items[0])[name] for name in pipeline.outputs}
-    done = penstock("infer", bundle, *items, "--json")
-    assert done.code == 0, done.err
-    assert [one["outputs"] for one in done.json["items"]] == answers
+        kinds, tensors = pipeline.outputs, pipeline(items[0])
+    for some in (items[:1], items):
+        done = penstock("infer", bundle, *some, "--json")
+        assert done.code == 0, done.err
+        found = [one["outputs"] for one in done.json["items"]]
+        assert found == answers[:1] if len(some) == 1 else close(found, answers)
     contents = [item.read_bytes() if isinstance(item, Path) else item.encode() for item in items]
     with ServerProcess(bundle, arguments=("--grpc-port", "0")) as server:
         with closing(HTTPConnection(*server.address, timeout=30)) as connection:
@@ -61,9 +78,9 @@ def same_answers(
         with tritonclient.grpc.InferenceServerClient(address) as client:
             tensor = tritonclient.grpc.InferInput(name, [1], "BYTES")
             tensor.set_data_from_numpy(np.array([contents[0]], object))
-            found = client.infer(bundle.stem, [tensor])
+            result = client.infer(bundle.stem, [tensor])
             for output, value in tensors.items():
-                array = found.as_numpy(output)
+                array = result.as_numpy(output)
                 if array.dtype.kind == "O":
                     texts = [text.decode() for text in array]
                     assert (texts if kinds[output].many else texts[0]) == value

@@ -40,7 +40,7 @@ class Handler(SimpleHTTPRequestHandler):
         self._reports = reports
         super().__init__(*arguments, **options)
 
-    def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_POST(self) -> None:
         self._reports.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)
         self.end_headers()
