@@ -30,9 +30,9 @@ class Regressor(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fine = nn.Sequential(nn.Conv2d(1, 16, 5, 2, 2), nn.ReLU(), nn.Conv2d(16, 24, 3, padding=1), nn.ReLU())
-        self.coarse = nn.Sequential(nn.Conv2d(24, 32, 5, 2, 2), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())
-        self.estimate = nn.Sequential(nn.Linear(112, 32), nn.ReLU(), nn.Linear(32, 1), nn.Sigmoid())
+        self.fine = nn.Sequential(nn.Conv2d(1, 12, 5, 2, 2), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1), nn.ReLU())
+        self.coarse = nn.Sequential(nn.Conv2d(12, 24, 3, 2, 1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1), nn.ReLU())
+        self.estimate = nn.Sequential(nn.Linear(72, 32), nn.ReLU(), nn.Linear(32, 1), nn.Sigmoid())
 
     def forward(self, image: Tensor) -> Tensor:
         """The quality."""
@@ -65,7 +65,7 @@ def train(count: int, epochs: int) -> Regressor:
     return model.eval()
 
 
-def write(folder: Path, count: int = 1500, epochs: int = 16) -> Path:
+def write(folder: Path, count: int = 800, epochs: int = 8) -> Path:
     """Train, and write a clip, two frames, the pipeline and its bundle to ``folder``. Returns the bundle."""
     folder.mkdir(parents=True, exist_ok=True)
     axes = {"image": {0: "batch", 2: "height", 3: "width"}, "quality": {0: "batch"}}

@@ -30,8 +30,8 @@ def test_sentences_in_libraries_out(penstock: Command, tmp_path: Path) -> None:
         assert not texts & {one.text for one in held_out}
         names = list(example["MODULES"])
         assert {one.label for one in held_out} == set(range(len(names)))
-        bundle, accuracy = example["write"](tmp_path)
-    assert accuracy > 0.6  # of four libraries
+        bundle, accuracy = example["write"](tmp_path, epochs=2)
+    assert accuracy > 0.5  # of four libraries
     answers = same_answers(penstock, bundle, TEXTS, "text/plain")
     assert [answer["labels"][0] for answer in answers[:2]] == ["scikit-learn", "torch"]
     assert all(set(answer["labels"]) < set(names) for answer in answers)
