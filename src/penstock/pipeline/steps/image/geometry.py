@@ -110,7 +110,7 @@ class PadImage(Step, frozen=True, kw_only=True):
 class Letterbox(Step, frozen=True, kw_only=True):
     """Resize a picture into a rectangle with its aspect ratio kept, and pad the rest, as YOLO models need it.
 
-    ``scale_boxes`` with ``letterbox: ultralytics`` or ``yolox`` maps boxes back.
+    ``scale_boxes`` maps boxes back; its option ``letterbox`` is ``like`` of this step.
     """
 
     size: tuple[Side, Side]
