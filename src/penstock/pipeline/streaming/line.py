@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -64,9 +64,14 @@ class Line:
         """True if no item is in progress and no call waits."""
         return not self._runs and self.workers.is_empty
 
-    def begin(self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None]) -> None:
-        """Start item ``number``. ``done`` is called once, with the outputs or an error."""
-        self._locked(partial(self._begin, number, inputs, done))
+    def begin(
+        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str] = ()
+    ) -> None:
+        """Start item ``number``. ``done`` is called once, with the outputs or an error.
+
+        ``outputs`` are the wanted outputs; by default all that are bound. Steps that they do not need do not run.
+        """
+        self._locked(partial(self._begin, number, inputs, done, outputs))
 
     def cancel(self, number: int) -> None:
         """End item ``number`` with Cancelled, unless it has ended."""
@@ -107,13 +112,16 @@ class Line:
             self._turns += 1
             self._told.notify_all()
 
-    def _begin(self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None]) -> None:
+    def _begin(
+        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str]
+    ) -> None:
         def ended(told: Told) -> None:
             self._runs.pop(number, None)
             done(told)
 
         scope = self._bound.scope
-        run = self._runs[number] = PipelineRun(scope.plan, partial(self._start, scope, number), ended)
+        plan = scope.graph.plan(outputs) if outputs else scope.plan
+        run = self._runs[number] = PipelineRun(plan, partial(self._start, scope, number), ended)
         run.begin(inputs)
 
     def _cancel(self, number: int) -> None:
