@@ -238,9 +238,7 @@ def test_the_limits_hold_for_run(tmp_path: Path) -> None:
     bundle = pack_corners(tmp_path, DECLARATION.replace("colour: grey", "colour: grey, max_pixels: 5000"))
     keys = tmp_path / "keys.toml"
     few = 'models = ["corners"]\nrequests_per_second = 0.001\nburst = 2'
-    keys.write_text(
-        client_of("a", 'models = ["other"]') + client_of("b", few) + client_of("c", 'models = ["corners"]')
-    )
+    keys.write_text(client_of("a", 'models = ["other"]') + client_of("b", few) + client_of("c", 'models = ["corners"]'))
     keys.chmod(0o600)
     with ServerProcess(bundle, keys_file=keys, max_request_bytes=100_000) as process:
 
