@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,11 +15,12 @@ from hypothesis import strategies as st
 
 import pipelines
 from penstock.errors import InvalidArgument
-from penstock.online.server.http.dialects.run import WrongMedia, read
+from penstock.online.server.http.dialects.run import WrongMedia, read, write
 from penstock.online.server.offload import finish
 from penstock.pipeline.function import Function
-from penstock.pipeline.wire import signature_of
-from penstock.tensor import Array
+from penstock.pipeline.value import ValueType
+from penstock.pipeline.wire import signature_of, to_json
+from penstock.tensor import Array, DataType
 
 FORM = b"multipart/form-data; boundary=b"
 JSON = b"application/json"
@@ -45,6 +48,11 @@ def part(name: str, content: bytes, kind: str = "") -> bytes:
 
 def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--b--"
+
+
+def giving(datatype: DataType) -> Function:
+    """A function whose output ``x`` is a list of numbers."""
+    return msgspec.structs.replace(NUMBERS, outputs={"x": ValueType(datatype=datatype, shape=(-1,))})
 
 
 @pytest.mark.parametrize(
@@ -112,6 +120,30 @@ def test_a_large_list_is_charged_and_read_in_short_steps() -> None:
     assert charges[0] == 2 * len(body)
     assert len(charges) > 5, "one step would block the other threads"
     assert max(charges) >= len(body) + 8 * numbers.size, "the text and the numbers are in memory together"
+
+
+@given(st.sampled_from(["FP32", "FP16", "BF16", "FP64", "UINT8", "INT64", "UINT64", "BOOL"]), st.data())
+def test_outputs_are_written_as_plain_data(name: str, data: st.DataObject) -> None:
+    datatype = DataType(name)
+    function = giving(datatype)
+    values = data.draw(st.lists(st.integers(0, 1 if name == "BOOL" else 255), max_size=9))
+    array = (np.array(values, np.float64) / 7 if "F" in name else np.array(values)).astype(datatype.dtype)
+    written = json.loads(write(function, {"x": array}))
+    assert written == to_json(function, {"x": array})
+    assert np.array(written["x"]).astype(datatype.dtype).tobytes() == array.tobytes()
+
+
+def test_a_large_output_takes_little_memory() -> None:
+    function = giving(DataType.UINT8)
+    array = np.arange(3_000_000).astype(np.uint8)
+    tracemalloc.start()
+    try:
+        written = write(function, {"x": array})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert json.loads(written) == {"x": array.tolist()}
+    assert peak < 3 * len(written)
 
 
 @given(st.sampled_from([b"", JSON, FORM, b"image/png"]), st.binary(max_size=60), st.sampled_from([NUMBERS, TWO]))

@@ -25,7 +25,7 @@ from penstock.online.server.http.routes import Resource, Route
 from penstock.online.server.offload import Steps, beside
 from penstock.pipeline.function import Function
 from penstock.pipeline.value import Media
-from penstock.pipeline.wire import to_json
+from penstock.pipeline.wire import to_members
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _FORM = b"multipart/form-data"
@@ -67,7 +67,7 @@ class HttpRun:
 
 def write(function: Function, outputs: Mapping[str, Array]) -> bytes:
     """Encode the outputs as a JSON object."""
-    return write_json(to_json(function, outputs))
+    return write_json(to_members(function, outputs))
 
 
 def read(
