@@ -145,24 +145,25 @@ def functions(draw: st.DrawFn, depth: int = 1) -> Function:
     return finished(wiring, outputs, optional)
 
 
-def expected(function: Function, x: Array) -> dict[str, int] | None:
-    """What ``function`` computes for ``x``; None if a step rejects a value."""
+def expected(function: Function, x: Array, outputs: Sequence[str] = ()) -> dict[str, int] | None:
+    """What ``function`` computes for ``x``, or only these ``outputs``; None if a step that they need rejects a value."""
+    wanted = outputs or function.graph.outputs
     try:
-        values = _evaluated(function, x)
+        values = _evaluated(function, x, wanted)
     except InvalidInput:
         return None
-    return {name: int(values[name][0]) for name in function.graph.outputs if name in values}
+    return {name: int(values[name][0]) for name in wanted if name in values}
 
 
-def _evaluated(function: Function, x: Array) -> dict[str, Value]:
+def _evaluated(function: Function, x: Array, wanted: Sequence[str]) -> dict[str, Value]:
     values: dict[str, Value] = {"x": x}
-    for step in function.graph.plan(function.graph.outputs).steps:
+    for step in function.graph.plan(wanted).steps:
         if step.condition is not None and not step.condition.holds(values[step.condition.tensor]):
             continue
         work, inputs = function.work[step.name], {own: values[name] for own, name in step.inputs.items()}
         (target,) = step.outputs.values()
         if isinstance(work, MapStep):
-            values[target] = [_evaluated(work.inner, element)["y"] for element in inputs["x"]]
+            values[target] = [_evaluated(work.inner, element, ["y"])["y"] for element in inputs["x"]]
         elif isinstance(work, ModelStep):
             values[target] = forward({"x": inputs["x"][None]})["y"][0]
         else:

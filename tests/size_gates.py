@@ -32,7 +32,7 @@ ROOM_LINES = {
     "online/instances": 3_170,
     "online/repository": 5_290,
     "online/scheduler": 2_955,
-    "online/server": 15_840,
+    "online/server": 15_850,
     "perf": 2_961,
     "pipeline": 7_400,
     "protocol": 430,

@@ -25,7 +25,7 @@ from penstock.bundle.pack import pack
 from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.bundle.pipeline import load_models, local_models, open_pipeline
 from penstock.pipeline.streaming.stages import Stages
-from picture_pipelines import LABELS, pack_corners, picture
+from picture_pipelines import DECLARATION, LABELS, pack_corners, picture
 from processes import ServerProcess
 
 
@@ -41,10 +41,15 @@ def server(bundle: Path) -> Iterator[ServerProcess]:
 
 
 def ask(
-    server: ServerProcess, body: bytes, content_type: str, path: str = "/v2/models/corners/run"
+    server: ServerProcess,
+    body: bytes,
+    content_type: str,
+    path: str = "/v2/models/corners/run",
+    authorization: str = "",
 ) -> tuple[int, dict[str, Any]]:
     with closing(HTTPConnection(*server.address, timeout=30)) as connection:
-        connection.request("POST", path, body, {"Content-Type": content_type} if content_type else {})
+        given = {"Content-Type": content_type, "Authorization": authorization}
+        connection.request("POST", path, body, {name: value for name, value in given.items() if value})
         response = connection.getresponse()
         return response.status, json.loads(response.read())
 
@@ -224,14 +229,31 @@ def test_python_code_runs_only_with_permission(tmp_path: Path) -> None:
         assert ask(process, b"\xff", "text/plain", path)[0] == 400
 
 
-def test_a_key_and_the_limits_hold_for_run(bundle: Path, tmp_path: Path) -> None:
+def client_of(letter: str, rights: str) -> str:
+    """A client in the keys file, whose key is its ``letter``, 40 times."""
+    return f'[clients.{letter}]\nkey_sha256 = "{hashlib.sha256(letter.encode() * 40).hexdigest()}"\n{rights}\n'
+
+
+def test_the_limits_hold_for_run(tmp_path: Path) -> None:
+    bundle = pack_corners(tmp_path, DECLARATION.replace("colour: grey", "colour: grey, max_pixels: 5000"))
     keys = tmp_path / "keys.toml"
-    keys.write_text(f'[clients.a]\nkey_sha256 = "{hashlib.sha256(b"k" * 40).hexdigest()}"\nmodels = ["other"]\n')
+    few = 'models = ["corners"]\nrequests_per_second = 0.001\nburst = 2'
+    keys.write_text(client_of("a", 'models = ["other"]') + client_of("b", few) + client_of("c", 'models = ["corners"]'))
     keys.chmod(0o600)
-    with ServerProcess(bundle, keys_file=keys) as process:
+    with ServerProcess(bundle, keys_file=keys, max_request_bytes=100_000) as process:
+
+        def status(key: str, body: bytes, kind: str = "image/png") -> tuple[int, dict[str, Any]]:
+            return ask(process, body, kind, authorization=f"Bearer {key * 40}")
+
         assert ask(process, picture(0), "image/png")[0] == 401
-    with ServerProcess(bundle, max_request_bytes=1000) as process:
-        assert ask(process, picture(0), "image/png")[0] == 413
+        assert status("a", picture(0))[0] == 403
+        assert [status("b", picture(0))[0] for _ in range(3)] == [200, 200, 429]
+        assert status("c", bytes(100_001))[0] == 413
+        for huge in (picture(0, 128), form("image", picture(0, 128))[0]):
+            code, answer = status("c", huge, "image/png" if huge.startswith(b"\x89") else form("", b"")[1])
+            assert code == 400
+            assert "the picture has 128 × 128 pixels, but the limit is 5000" in answer["error"]
+        assert status("c", picture(0))[0] == 200
 
 
 SLOW = """\
@@ -253,20 +275,27 @@ def touch(path: str) -> str:
 """
 
 
-def test_a_request_whose_client_disconnects_is_cancelled(tmp_path: Path) -> None:
+def test_a_full_queue_refuses_and_a_request_whose_client_disconnects_is_cancelled(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(TOUCH)
     (tmp_path / "slow.yaml").write_text(SLOW)
     pack_pipeline(tmp_path / "slow.yaml", target := tmp_path / "slow.bundle", allow_python=True)
     started = tmp_path / "started"
-    with ServerProcess(target, arguments=("--allow-python",)) as process:
+    with ServerProcess(target, arguments=("--allow-python",), max_queue=1) as process:
         connection = HTTPConnection(*process.address, timeout=30)
         connection.request("POST", "/v2/models/slow/run", str(started).encode(), {"Content-Type": "text/plain"})
         while not started.exists():
             time.sleep(0.01)
+        code, answer = ask(process, b"x", "text/plain", "/v2/models/slow/run")
+        assert (code, answer["error"]) == (503, "the queue of model 'slow' is full (try again later)")
+        client = http_client.InferenceServerClient("{}:{}".format(*process.address))
+
+        def failures() -> int:
+            (found,) = client.get_inference_statistics("slow")["model_stats"]
+            return int(found["inference_stats"]["fail"]["count"])
+
+        refused = failures()
         connection.close()
-        host, port = process.address
-        client = http_client.InferenceServerClient(f"{host}:{port}")
-        while not client.get_inference_statistics("slow")["model_stats"][0]["inference_stats"]["fail"]["count"]:
+        while failures() == refused:
             time.sleep(0.01)
         started.unlink()
 

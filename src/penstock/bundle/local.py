@@ -11,14 +11,15 @@ from penstock.bundle.open import Bundle
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine, is_available, traits
 from penstock.errors import ResourceExhausted
-from penstock.resources import machine_facts
+from penstock.resources import machine_facts, usable_cores
 
 
 class DeviceLimits(msgspec.Struct, frozen=True):
     """Limits on what models may use of a device."""
 
     threads: int = 0
-    """Threads of each model; 0 keeps the number that was measured when its bundle was built."""
+    """Threads of each model. 0 means the number that was measured when its bundle was built, or a thread for each usable core if none
+    was measured."""
     max_memory: int = 0
     """Maximum bytes of memory of all models together, as their engines estimate it; 0 means no limit."""
     power_saving: bool = False
@@ -37,6 +38,14 @@ class LocalVariant(NamedTuple):
     """Estimated memory of the model."""
 
 
+def options_of(variant: Variant) -> dict[str, Any]:
+    """The engine's options of ``variant``. A bundle that was packed without tuning has none, so it gets those of a model file: its
+    option ``threads`` is 0, which the caller replaces by the number of usable cores.
+    """
+    usual = {} if "threads" in variant.options else {"threads": 0, **traits(variant.engine).shared_options}
+    return {**usual, **variant.options}
+
+
 def load_variant(bundle: Bundle, limits: DeviceLimits = NO_LIMITS, used_bytes: int = 0) -> LocalVariant:
     """Load the first variant of ``bundle`` that runs on this machine. Other models already use ``used_bytes`` of memory.
 
@@ -44,9 +53,8 @@ def load_variant(bundle: Bundle, limits: DeviceLimits = NO_LIMITS, used_bytes: i
     """
     variant = bundle.choose(machine_facts(), is_available)
     engine, artifact = get_engine(variant.engine), bundle.artifact(variant)
-    options = dict[str, Any](variant.options)
-    if limits.threads:
-        options["threads"] = limits.threads
+    options, cores = options_of(variant), usable_cores()
+    options["threads"] = limits.threads or min(options["threads"] or cores, cores)
     if limits.power_saving:
         options |= traits(variant.engine).shared_options
     memory_bytes = engine.estimate(artifact, options).memory_bytes

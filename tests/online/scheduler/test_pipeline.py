@@ -25,7 +25,7 @@ from penstock.pipeline.value import Value
 from penstock.request import Deadline
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
-from random_functions import MODEL, Plain, Wiring, expected, forward, function_of, functions, number
+from random_functions import MODEL, Plain, Wiring, expected, finished, forward, function_of, functions, number
 
 SPECS = Signature((TensorSpec("x", DataType.INT64, (-1, 1)),), (TensorSpec("y", DataType.INT64, (-1, 1)),))
 
@@ -64,6 +64,49 @@ def test_each_request_gets_the_result_of_the_function(function: Function, values
                         name: [number] for name, number in should.items()
                     }
             assert handle.statistics.pending == 0
+
+    run(test)
+
+
+@settings(max_examples=40, deadline=None)
+@given(functions(), st.integers(0, 999), st.data())
+def test_only_the_steps_of_the_requested_outputs_run(function: Function, value: int, data: st.DataObject) -> None:
+    required = [name for name in function.graph.outputs if name not in function.graph.optional]
+    outputs = tuple(data.draw(st.lists(st.sampled_from(required), min_size=1, unique=True)))
+    should = expected(function, number(value), outputs)
+
+    async def test() -> None:
+        async with PipelineBench() as bench:
+            bench.pipeline(function)
+            asked = bench.ask("p", {"x": number(value)}, outputs=outputs)
+            if should is None:
+                await asked.error
+                return
+            found = (await asked.response).outputs
+            assert {name: int(array[0]) for name, array in found.items()} == should
+
+    run(test)
+
+
+def test_a_step_that_no_requested_output_needs_does_not_run() -> None:
+    async def test() -> None:
+        calls: list[int] = []
+
+        def counted(inputs: Mapping[str, Value]) -> dict[str, Value]:
+            calls.append(len(inputs["x"]))
+            return forward(inputs)
+
+        wiring = Wiring()
+        plain, model = wiring.add(Plain(salt=1), ["x"]), wiring.add(MODEL, ["x"], ["x"])
+        async with PipelineBench() as bench:
+            bench.pipeline(finished(wiring, {plain: "y", model: "z"}), counted)
+            # The model rejects 13, but y does not need it.
+            response = await bench.ask("p", {"x": number(13)}, outputs=("y",)).response
+            assert (list(response.outputs), int(response.outputs["y"][0]), calls) == (["y"], 14, [])
+            response = await bench.ask("p", {"x": number(2)}, outputs=("z", "y")).response
+            assert (list(response.outputs), calls) == (["z", "y"], [1])
+            error = await bench.ask("p", {"x": number(2)}, outputs=("w",)).error
+            assert error.code is Code.INVALID_ARGUMENT
 
     run(test)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -16,6 +16,17 @@ from penstock.pipeline.streaming.step_process import StepProcess
 from random_functions import Plain, number
 
 SLOW, FAST = [0.01] * 8, [0.001] * 8
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[StepProcess]:
+    process = StepProcess()
+    try:
+        process.wait()
+        yield process
+    finally:
+        process.close()
+        process.close()  # idempotent
 
 
 @pytest.mark.parametrize(
@@ -36,23 +47,17 @@ def test_the_decision(on_thread: list[float], on_process: list[float], is_ready:
     assert next_place(on_thread, on_process, is_ready) is place
 
 
-def test_a_process_gives_the_results_and_the_errors_of_the_step() -> None:
+def test_a_process_gives_the_results_and_the_errors_of_the_step(process: StepProcess) -> None:
     step, other = Plain(salt=1), Plain(salt=2)
     items: list[Inputs] = [{"x0": number(n)} for n in range(20)]
-    process = StepProcess()
-    try:
-        process.wait()
-        for one in (step, other, step):
-            for there, here in zip(process.run(one, items), run_step(one, items), strict=True):
-                if isinstance(here, PenstockError):
-                    assert isinstance(there, InvalidInput)
-                    assert there.message == here.message
-                else:
-                    assert not isinstance(there, PenstockError)
-                    np.testing.assert_array_equal(there["y"], here["y"])
-    finally:
-        process.close()
-        process.close()
+    for one in (step, other, step):
+        for there, here in zip(process.run(one, items), run_step(one, items), strict=True):
+            if isinstance(here, PenstockError):
+                assert isinstance(there, InvalidInput)
+                assert there.message == here.message
+            else:
+                assert not isinstance(there, PenstockError)
+                np.testing.assert_array_equal(there["y"], here["y"])
 
 
 class Echo(Plain, frozen=True, kw_only=True):
@@ -63,16 +68,11 @@ class Echo(Plain, frozen=True, kw_only=True):
 
 
 @pytest.mark.parametrize("value", ["text", b"bytes" * 100_000, [np.zeros(3), "a"], np.arange(1_000_000), np.zeros(0)])
-def test_any_value_can_be_sent(value: object) -> None:
-    process = StepProcess()
-    try:
-        process.wait()
-        for _ in range(2):
-            (told,) = process.run(Echo(salt=0), [{"x0": value}])
-            assert not isinstance(told, PenstockError)
-            np.testing.assert_equal(told["y"], value)
-    finally:
-        process.close()
+def test_any_value_can_be_sent(process: StepProcess, value: object) -> None:
+    for _ in range(2):
+        (told,) = process.run(Echo(salt=0), [{"x0": value}])
+        assert not isinstance(told, PenstockError)
+        np.testing.assert_equal(told["y"], value)
 
 
 class Fake(StepProcess):

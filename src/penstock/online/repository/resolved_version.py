@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from penstock.artifact import Artifact, format_of, local_path
+from penstock.bundle.local import options_of
 from penstock.bundle.open import Bundle, is_bundle, open_model, peek
 from penstock.config import did_you_mean
 from penstock.engines.registry import is_available
@@ -241,8 +242,6 @@ def _of_bundle(source: ModelSource, bundle: Bundle) -> tuple[Artifact, str, dict
         text = "bundle '%s' was tuned on another machine, so its measured profile may not be valid here: %s"
         _log.warning(text, bundle.name, "; ".join(differences))
     # For a bundle, ``engine_options`` returns no options. It only raises an error if the configuration names a missing device.
-    # A bundle that was packed without tuning has no number of threads, so it is served with that of a model file.
-    usual = {"threads": 0, **engine_traits(variant.engine).shared_options} if not variant.options else {}
-    options = {**usual, **variant.options, **engine_options(source.given, source.name, "", source.written_in)}
+    options = options_of(variant) | engine_options(source.given, source.name, "", source.written_in)
     instances = min(serving.instances, machine.cores)
     return bundle.artifact(variant), variant.engine, options, serving.max_batch, instances

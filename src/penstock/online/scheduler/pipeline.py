@@ -98,7 +98,8 @@ class PipelineScheduler(GraphScheduler):
     def _prepare(self, passing: Passing) -> None:
         number = passing.number
         self._requests[number] = msgspec.structs.replace(passing.request, inputs={}, parameters={})
-        passing.run = _Item(self._line, number, lambda told: self.on_loop(partial(self._ended, passing, told)))
+        outputs = passing.request.outputs
+        passing.run = _Item(self._line, number, outputs, lambda told: self.on_loop(partial(self._ended, passing, told)))
         passing.release = partial(self._requests.pop, number, None)
         if not self._is_started:
             self._is_started = True
@@ -114,16 +115,17 @@ class PipelineScheduler(GraphScheduler):
 class _Item:
     """One request on the line."""
 
-    def __init__(self, line: Line, number: int, done: Callable[[Told], None]) -> None:
+    def __init__(self, line: Line, number: int, outputs: tuple[str, ...], done: Callable[[Told], None]) -> None:
         self._line = line
         self._number = number
+        self._outputs = outputs
         self._done = done
         self._is_begun = self._is_over = False
 
     def begin(self, inputs: Mapping[str, Array]) -> None:
         if not self._is_over:
             self._is_begun = True
-            self._line.begin(self._number, inputs, self._done)
+            self._line.begin(self._number, inputs, self._done, self._outputs)
 
     def cancel(self) -> None:
         if self._is_begun:

@@ -11,7 +11,7 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function, MapStep, ModelStep
-from penstock.pipeline.graph import GraphPlan
+from penstock.pipeline.graph import Graph, GraphPlan
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.streaming.fusing import fused
@@ -35,7 +35,9 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
     """A function whose steps are bound to stages: a step's part is the name of its stage, a remote model, or the inner scope of a
     ``map``."""
 
+    graph: Graph
     plan: GraphPlan
+    """The steps that all outputs need."""
     parts: Mapping[str, str | Remote | Scope]
     over: str = ""
     each: str = ""
@@ -79,7 +81,7 @@ def _scope(
             stages[name] = _model_stage(name, work, model)
         else:
             stages[name] = _stage(name, work)
-    return Scope(plan, parts)
+    return Scope(function.graph, plan, parts)
 
 
 def _model_stage(name: str, step: ModelStep, model: LocalModel) -> StageSpec:

@@ -11,9 +11,10 @@ A ``map`` step is a run of its inner pipeline for each element. The elements' mo
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -24,27 +25,39 @@ from penstock.pipeline.executor import PipelineRun, Told, Work
 from penstock.pipeline.graph import PipelineStep
 from penstock.pipeline.streaming.apart import Movable, Processes
 from penstock.pipeline.streaming.binding import Bound, Scope
+from penstock.pipeline.streaming.memory import Memory
 from penstock.pipeline.streaming.models import from_rows
 from penstock.pipeline.streaming.stage import Call, Inputs, StageSpec
 from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.streaming.workers import Workers
 from penstock.pipeline.value import Value
 
+_MAX_BYTES = 1 << 30
+
 
 class Line:
     """Items in progress, and the workers that run their steps; also a context manager. Any thread may call its methods."""
 
-    def __init__(self, bound: Bound, threads: int = 0, timeline: Timeline | None = None) -> None:
+    def __init__(
+        self, bound: Bound, threads: int = 0, timeline: Timeline | None = None, max_bytes: int = _MAX_BYTES
+    ) -> None:
+        """While results of steps take more than ``max_bytes`` of memory, no further item is started."""
         self._bound = bound
         self._timeline = timeline
         self._told = threading.Condition(threading.RLock())
         """Guards all runs."""
         self._has_threads = threads > 0
         self._processes = Processes(threads)
-        self.workers = Workers(
-            self._moved(bound.stages) if threads > 1 else bound.stages, self._locked, threads, timeline
-        )
         self._runs: dict[int, PipelineRun] = {}
+        self._memory = Memory(max_bytes)
+        self.workers = Workers(
+            self._moved(bound.stages) if threads > 1 else bound.stages,
+            self._locked,
+            self._memory,
+            self._oldest,
+            threads,
+            timeline,
+        )
         self._turns = 0
         """Number of callbacks that ``_locked`` has run."""
 
@@ -64,9 +77,14 @@ class Line:
         """True if no item is in progress and no call waits."""
         return not self._runs and self.workers.is_empty
 
-    def begin(self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None]) -> None:
-        """Start item ``number``. ``done`` is called once, with the outputs or an error."""
-        self._locked(partial(self._begin, number, inputs, done))
+    def begin(
+        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str] = ()
+    ) -> None:
+        """Start item ``number``. ``done`` is called once, with the outputs or an error.
+
+        ``outputs`` are the wanted outputs; by default all that are bound. Steps that they do not need do not run.
+        """
+        self._locked(partial(self._begin, number, inputs, done, outputs))
 
     def cancel(self, number: int) -> None:
         """End item ``number`` with Cancelled, unless it has ended."""
@@ -92,6 +110,10 @@ class Line:
         self.workers.stop()
         self._processes.close()
 
+    def _oldest(self) -> float:
+        """The oldest item in progress. Called by any thread, without the lock."""
+        return min(list(self._runs), default=math.inf)
+
     def _moved(self, stages: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
         """``stages``, in which movable steps run where they are faster."""
         return {
@@ -106,14 +128,19 @@ class Line:
             callback()
             self._turns += 1
             self._told.notify_all()
+        self.workers.look_again()
 
-    def _begin(self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None]) -> None:
+    def _begin(
+        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str]
+    ) -> None:
         def ended(told: Told) -> None:
             self._runs.pop(number, None)
+            self._memory.forget(told)
             done(told)
 
         scope = self._bound.scope
-        run = self._runs[number] = PipelineRun(scope.plan, partial(self._start, scope, number), ended)
+        plan = scope.graph.plan(outputs) if outputs else scope.plan
+        run = self._runs[number] = PipelineRun(plan, partial(self._start, scope, number), ended)
         run.begin(inputs)
 
     def _cancel(self, number: int) -> None:
@@ -134,6 +161,7 @@ class Line:
         def answered(told: Told) -> None:
             if self._timeline is not None:
                 self._timeline.add(part.path, (item,), part.step.model, start_ns)
+            self._memory.add(told)
             self._locked(partial(done, from_rows(part.step, told)))
 
         return part.caller.start(item, part.step.to_model(inputs), answered)

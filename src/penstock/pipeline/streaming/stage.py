@@ -6,6 +6,7 @@ and items leave in about the order in which they came. Queues are bounded, becau
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
@@ -89,10 +90,11 @@ class Batch(NamedTuple):
     inputs: list[Inputs]
 
 
-def take(stages: Iterable[Stage]) -> Batch | None:
+def take(stages: Iterable[Stage], newest: float = math.inf) -> Batch | None:
     """Remove the calls that should run next from their queue; None if no stage can start one.
 
-    Full batches and calls that need not wait come first, and among these the oldest item, then the later stage.
+    Full batches and calls that need not wait come first, and among these the oldest item, then the later stage. Calls for items
+    after ``newest`` stay in their queues.
     """
     best: tuple[tuple[bool, int, int], Stage, Hashable] | None = None
     for stage in stages:
@@ -100,6 +102,8 @@ def take(stages: Iterable[Stage]) -> Batch | None:
         if stage.spec.limit and stage.busy >= stage.spec.limit:
             continue
         for group, queue in stage.groups.items():
+            if queue[0].item > newest:
+                continue
             is_partial = stage.spec.waits and len(queue) < stage.spec.max_batch
             rank = is_partial, queue[0].item, -stage.depth
             if best is None or rank < best[0]:
@@ -108,7 +112,7 @@ def take(stages: Iterable[Stage]) -> Batch | None:
         return None
     _, stage, group = best
     queue, batch = stage.groups[group], Batch(stage, [], [])
-    while queue and len(batch.calls) < stage.spec.max_batch:
+    while queue and len(batch.calls) < stage.spec.max_batch and queue[0].item <= newest:
         call = queue.popleft()
         inputs = call.inputs  # read first: another thread may cancel the call now, which empties the inputs
         if not call.is_cancelled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Self
 
 from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.memory import Memory
 from penstock.pipeline.streaming.stage import Batch, Call, Stage, StageSpec, take
 from penstock.pipeline.streaming.timeline import Timeline
 
@@ -24,14 +26,27 @@ Post = Callable[[Callable[[], None]], object]
 class Workers:
     """Runs calls of stages on ``threads`` threads between ``start`` and ``stop``; also a context manager.
 
-    Outcomes are delivered through ``post``. ``add`` may be called from any thread.
+    Outcomes are delivered through ``post``. ``add`` may be called from any thread. While ``memory`` is full, only items that have
+    been started and the ``oldest`` item run.
     """
 
     def __init__(
-        self, specs: Mapping[str, StageSpec], post: Post, threads: int = 0, timeline: Timeline | None = None
+        self,
+        specs: Mapping[str, StageSpec],
+        post: Post,
+        memory: Memory,
+        oldest: Callable[[], float],
+        threads: int = 0,
+        timeline: Timeline | None = None,
     ) -> None:
         self._stages = {name: Stage(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
         self._post = post
+        self._memory = memory
+        self._oldest = oldest
+        self._newest = -math.inf
+        """The newest item that has been started."""
+        self._is_full = False
+        """True if the memory was full when a thread last looked."""
         self._timeline = timeline
         self._changed = threading.Condition(threading.Lock())
         self._stopped = False
@@ -84,10 +99,12 @@ class Workers:
     def take(self) -> Batch | None:
         """The calls to run next, see ``stage.take``. The caller runs them, and then calls ``finish``."""
         with self._changed:
-            return take(self._stages.values())
+            return self._take()
 
     def finish(self, batch: Batch, outcomes: list[Told]) -> None:
         """Deliver the ``outcomes`` of ``batch``."""
+        for outcome in outcomes:
+            self._memory.add(outcome)
         with self._changed:
             batch.stage.busy -= 1
             self._changed.notify()
@@ -96,12 +113,26 @@ class Workers:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._stopped and (batch := take(self._stages.values())) is None:
+                while not self._stopped and (batch := self._take()) is None:
                     self._changed.wait()
                 if self._stopped:
                     return
             assert batch is not None
             self._run(batch)
+            del batch  # and its inputs, before the memory is looked at
+
+    def look_again(self) -> None:
+        """Let threads that wait because the memory is full look at it again. Call after items end and results are freed."""
+        with self._changed:
+            if self._is_full:
+                self._changed.notify_all()
+
+    def _take(self) -> Batch | None:
+        self._is_full = self._memory.is_full
+        newest = max(self._newest, self._oldest()) if self._is_full else math.inf
+        if (batch := take(self._stages.values(), newest)) is not None:
+            self._newest = max(self._newest, *(call.item for call in batch.calls))
+        return batch
 
     def _run(self, batch: Batch) -> None:
         start_ns = time.perf_counter_ns()

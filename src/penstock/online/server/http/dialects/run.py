@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import orjson
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidArgument, Unsupported, quoted
@@ -23,10 +22,10 @@ from penstock.online.server.http.dialects.nested import is_named, read_json, to_
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.inference import Write, ask
 from penstock.online.server.http.routes import Resource, Route
-from penstock.online.server.offload import Steps
+from penstock.online.server.offload import Steps, beside
 from penstock.pipeline.function import Function
 from penstock.pipeline.value import Media
-from penstock.pipeline.wire import to_json
+from penstock.pipeline.wire import to_members
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _FORM = b"multipart/form-data"
@@ -68,7 +67,7 @@ class HttpRun:
 
 def write(function: Function, outputs: Mapping[str, Array]) -> bytes:
     """Encode the outputs as a JSON object."""
-    return write_json(to_json(function, outputs))
+    return write_json(to_members(function, outputs))
 
 
 def read(
@@ -78,38 +77,42 @@ def read(
     media = content_type.partition(b";")[0].strip().lower()
     if media == _JSON:
         return (yield from _read_json(body, function, specs))
-    yield len(body)
     if media != _FORM:
         if len(specs) != 1:
             raise InvalidArgument("the body has no input names, but the pipeline has several inputs", _HINT)
-        return {specs[0].name: _content(function, specs[0], media, bytes(body))}
+        return {specs[0].name: (yield from _content(function, specs[0], media, body))}
+    yield 2 * len(body)  # the body in one piece, and its parts
     by_name, tensors = {spec.name: spec for spec in specs}, dict[str, Array]()
     for name, kind, content in read_parts(content_type, bytes(body)):
         spec = _named(by_name, name)
         if name in tensors:
             raise InvalidArgument(f"the form has two parts called {quoted(name)}")
-        tensors[name] = _content(function, spec, kind.partition(b";")[0].strip().lower(), content)
+        read_one = _content(function, spec, kind.partition(b";")[0].strip().lower(), content)
+        tensors[name] = yield from beside(len(body), read_one)
     return tensors
 
 
-def _content(function: Function, spec: TensorSpec, media: bytes, content: bytes) -> Array:
+def _content(function: Function, spec: TensorSpec, media: bytes, content: Buffer) -> Steps[Array]:
     """The tensor of one input, from content of type ``media``."""
     kind = function.inputs[spec.name]
     family = media.partition(b"/")[0].decode(errors="replace")
     if kind.datatype is not DataType.BYTES or kind.many:
         try:
-            return to_array(spec, orjson.loads(content))
-        except orjson.JSONDecodeError:
+            value = yield from read_json(content)
+        except InvalidArgument as error:
             raise InvalidArgument(
-                f"input {quoted(spec.name)} is {kind}, and its content is not JSON", "write numbers as JSON lists"
+                f"input {quoted(spec.name)} is {kind}, and its content is not JSON: {error.message}",
+                "write it as JSON lists",
             ) from None
+        return to_array(spec, value)
     wanted = kind.media.value
     if media not in _UNTYPED and kind.media is not Media.FILE and family != wanted:
         raise WrongMedia(
             f"input {quoted(spec.name)} is {wanted}, but the content type is '{media.decode(errors='replace'):.80}'",
             _HINT,
         )
-    return _one(content)
+    yield len(content)
+    return _one(bytes(content))
 
 
 def _read_json(body: Buffer, function: Function, specs: tuple[TensorSpec, ...]) -> Steps[dict[str, Array]]:
