@@ -13,7 +13,7 @@ from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function
 from penstock.pipeline.streaming.binding import bind
 from penstock.pipeline.streaming.line import Line
-from penstock.pipeline.streaming.stage import Batch
+from penstock.pipeline.streaming.stage import StageBatch
 from penstock.tensor import Array
 from random_functions import MODELS, expected, functions, number
 
@@ -26,7 +26,7 @@ class Bench:
     def __init__(self, function: Function) -> None:
         self.line = Line(bind(function, MODELS))
         self.told: dict[int, list[Told]] = {}
-        self.held: list[Batch] = []
+        self.held: list[StageBatch] = []
         self.alive: list[weakref.ref[Array]] = []
 
     def begin(self, value: int) -> None:

@@ -31,12 +31,12 @@ class Remote(msgspec.Struct, frozen=True, eq=False):
     caller: ModelCaller
 
 
-class Scope(msgspec.Struct, frozen=True, eq=False):
+class BoundFunction(msgspec.Struct, frozen=True, eq=False):
     """A function whose steps are bound to stages: a step's part is the name of its stage, a remote model, or the inner scope of a
     ``map``."""
 
     plan: GraphPlan
-    parts: Mapping[str, str | Remote | Scope]
+    parts: Mapping[str, str | Remote | BoundFunction]
     over: str = ""
     each: str = ""
     """The list that a ``map`` reads, and the name of its elements."""
@@ -45,7 +45,7 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
 class Bound(msgspec.Struct, frozen=True, eq=False):
     """A function whose steps are bound."""
 
-    scope: Scope
+    scope: BoundFunction
     stages: Mapping[str, StageSpec]
     """The stages by path, in topological order."""
 
@@ -59,8 +59,8 @@ def bind(function: Function, models: Models, outputs: Sequence[str] = ()) -> Bou
 
 def _scope(
     function: Function, models: Models, path: str, outputs: Sequence[str], stages: dict[str, StageSpec]
-) -> Scope:
-    parts: dict[str, str | Remote | Scope] = {}
+) -> BoundFunction:
+    parts: dict[str, str | Remote | BoundFunction] = {}
     function = fused(function, outputs)
     plan = function.graph.plan(outputs)
     for step in plan.steps:
@@ -79,7 +79,7 @@ def _scope(
             stages[name] = _model_stage(name, work, model)
         else:
             stages[name] = _stage(name, work)
-    return Scope(plan, parts)
+    return BoundFunction(plan, parts)
 
 
 def _model_stage(name: str, step: ModelStep, model: LocalModel) -> StageSpec:

@@ -12,7 +12,7 @@ from typing import Self
 
 from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
-from penstock.pipeline.streaming.stage import Batch, Call, Stage, StageSpec, take
+from penstock.pipeline.streaming.stage import StageBatch, StageCall, StageQueue, StageSpec, take
 from penstock.pipeline.streaming.timeline import Timeline
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Workers:
     def __init__(
         self, specs: Mapping[str, StageSpec], post: Post, threads: int = 0, timeline: Timeline | None = None
     ) -> None:
-        self._stages = {name: Stage(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
+        self._stages = {name: StageQueue(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
         self._post = post
         self._timeline = timeline
         self._changed = threading.Condition(threading.Lock())
@@ -70,7 +70,7 @@ class Workers:
                 stage.forget_cancelled()
             return not any(stage.busy or stage.groups for stage in self._stages.values())
 
-    def add(self, stage: str, call: Call) -> None:
+    def add(self, stage: str, call: StageCall) -> None:
         """Let ``call`` wait for a worker."""
         with self._changed:
             self._stages[stage].add(call)
@@ -81,12 +81,12 @@ class Workers:
         while (batch := self.take()) is not None:
             self._run(batch)
 
-    def take(self) -> Batch | None:
+    def take(self) -> StageBatch | None:
         """The calls to run next, see ``stage.take``. The caller runs them, and then calls ``finish``."""
         with self._changed:
             return take(self._stages.values())
 
-    def finish(self, batch: Batch, outcomes: list[Told]) -> None:
+    def finish(self, batch: StageBatch, outcomes: list[Told]) -> None:
         """Deliver the ``outcomes`` of ``batch``."""
         with self._changed:
             batch.stage.busy -= 1
@@ -103,7 +103,7 @@ class Workers:
             assert batch is not None
             self._run(batch)
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: StageBatch) -> None:
         start_ns = time.perf_counter_ns()
         try:
             outcomes = batch.stage.spec.run(batch.inputs)
@@ -116,7 +116,7 @@ class Workers:
         self.finish(batch, outcomes)
 
 
-def _deliver(calls: list[Call], outcomes: list[Told]) -> None:
+def _deliver(calls: list[StageCall], outcomes: list[Told]) -> None:
     for call, outcome in zip(calls, outcomes, strict=True):
         if not call.is_cancelled:
             call.done(outcome)

@@ -43,7 +43,7 @@ class Values(msgspec.Struct, tag=True):
     names: tuple[str, ...]
 
 
-class Probes(msgspec.Struct, tag=True):
+class FindProbes(msgspec.Struct, tag=True):
     seed: int
 
 
@@ -83,7 +83,7 @@ class Refused(msgspec.Struct, tag=True):
     operators: tuple[UnsupportedOperator, ...] = ()
 
 
-Question = Open | Compute | Values | Probes | Export
+Question = Open | Compute | Values | FindProbes | Export
 Answer = Opened | Arrays | Calls | Written | Refused
 
 
