@@ -89,20 +89,24 @@ def test_every_item_gets_its_one_outcome_in_any_order_of_events(
 @settings(max_examples=100, deadline=None)
 @given(functions(), ITEMS, st.integers(0, 10))
 def test_close_cancels_all_items_and_keeps_no_value(function: Function, values: list[int], events: int) -> None:
-    bench = Bench(function)
-    for value in values:
-        bench.begin(value)
-    for _ in range(events):
-        bench.take()
-    bench.line.close()
-    while bench.held:
-        bench.finish(0)
-    bench.run_out()
-    assert all(len(told) == 1 for told in bench.told.values())
-    assert bench.line.is_empty
-    bench.told.clear()
-    gc.collect()
-    assert not any(ref() is not None for ref in bench.alive)
+    gc.freeze()  # so that a collection looks at this example's objects only, and not at all imported modules
+    try:
+        bench = Bench(function)
+        for value in values:
+            bench.begin(value)
+        for _ in range(events):
+            bench.take()
+        bench.line.close()
+        while bench.held:
+            bench.finish(0)
+        bench.run_out()
+        assert all(len(told) == 1 for told in bench.told.values())
+        assert bench.line.is_empty
+        bench.told.clear()
+        gc.collect()
+        assert not any(ref() is not None for ref in bench.alive)
+    finally:
+        gc.unfreeze()
 
 
 @settings(max_examples=100, deadline=None)
