@@ -23,7 +23,7 @@ from penstock.pipeline.steps.audio.decode import DecodeAudio
 from penstock.pipeline.steps.audio.frames import Frames
 from penstock.pipeline.steps.audio.log_mel import LogMel, WhisperLogMel
 from penstock.pipeline.steps.audio.resample import Resample
-from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.steps.base import StepResources
 from penstock.pipeline.steps.text.normalise import NormaliseText
 from penstock.pipeline.steps.text.tokenise import Tokenise
 from penstock.pipeline.video import read_frames
@@ -40,7 +40,7 @@ def texts() -> list[Case]:
     tokenizer.train_from_iterator([sentence], trainers.WordPieceTrainer(special_tokens=_SPECIALS, show_progress=False))
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]")
-    step = Tokenise(padding="fixed").bound(Resources(files={"tokenizer.json": tokenizer.to_str().encode()}))
+    step = Tokenise(padding="fixed").bound(StepResources(files={"tokenizer.json": tokenizer.to_str().encode()}))
 
     def reference(texts: list[str]) -> Any:
         return fast(texts, max_length=512, truncation=True, padding="max_length", return_tensors="np")

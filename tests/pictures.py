@@ -38,3 +38,8 @@ def pictures(draw: st.DrawFn, channels: tuple[int, ...] = (1, 3), largest: int =
     """Pictures of all sizes from one pixel, also with extreme aspect ratios."""
     sides = st.one_of(st.just(1), st.integers(1, largest))
     return random_pixels(draw(sides), draw(sides), draw(st.sampled_from(channels)), draw(st.integers(0, 9)))
+
+
+def some_boxes(count: int, seed: int, largest: float = 100) -> Array:
+    """Random boxes, also outside of a picture and with edges in the wrong order."""
+    return ((np.random.default_rng(seed).random((count, 4)) - 0.2) * largest).astype(np.float32)

@@ -16,7 +16,7 @@ from penstock.pipeline.check import checked
 from penstock.pipeline.declaration import Declaration, parse
 from penstock.pipeline.function import Function, ModelTraits
 from penstock.pipeline.source import SourceText, read_source
-from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.steps.base import StepResources
 from penstock.pipeline.streaming.models import LocalModel
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -61,7 +61,7 @@ def function(
     """The checked pipeline ``text``, with ``changes`` to its keys."""
     declaration = declared(text, **changes)
     labels = {name: given for name, given in declaration.labels.items() if isinstance(given, tuple)}
-    return checked(declaration, FACTS, Resources(labels, files), allow_python)
+    return checked(declaration, FACTS, StepResources(labels, files), allow_python)
 
 
 def scores_folder(folder: Path, text: str = SCORES) -> Path:

@@ -24,6 +24,8 @@ NAMES = [
     "Contract",
     "Conversion",
     "Model",
+    "OffloadOptions",
+    "OffloadedModel",
     "Outcome",
     "PenstockError",
     "Pipeline",
@@ -35,6 +37,7 @@ NAMES = [
     "compress",
     "convert",
     "model",
+    "offload",
     "open",
     "register_op",
 ]
@@ -49,8 +52,8 @@ import numpy.typing as npt
 
 import penstock
 from penstock import (
-    Artifact, BuildResult, CandidateRecord, Certificate, Compression, Context, Contract, Conversion, Model, Outcome,
-    PenstockError, Pipeline, RangeMethod, Recipe, Tensor
+    Artifact, BuildResult, CandidateRecord, Certificate, Compression, Context, Contract, Conversion, Model, OffloadedModel,
+    OffloadOptions, Outcome, PenstockError, Pipeline, RangeMethod, Recipe, Tensor
 )
 from penstock.bundle.titles import outcome, title, verdict
 from penstock.clock import ManualClock

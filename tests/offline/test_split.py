@@ -13,7 +13,7 @@ from benchmarks.models import encoder
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
 from penstock.offline.sessions import loaded
-from penstock.offline.split import Link, cut_tensors, parts, split
+from penstock.offline.split import NetworkLink, cut_tensors, parts, split
 
 
 def _random_graph(joins: list[tuple[int, int]]) -> onnx.ModelProto:
@@ -54,9 +54,9 @@ def test_a_shortcut_leaves_no_cut_within_its_block() -> None:
 
 @pytest.mark.parametrize(
     ("link", "side"),
-    [(Link(1e6, 0.0, 100.0), "server"), (Link(1e-3, 1000.0, 1.0), "device")],
+    [(NetworkLink(1e6, 0.0, 100.0), "server"), (NetworkLink(1e-3, 1000.0, 1.0), "device")],
 )
-def test_extreme_links_use_one_side(link: Link, side: str, tmp_path: Path) -> None:
+def test_extreme_links_use_one_side(link: NetworkLink, side: str, tmp_path: Path) -> None:
     found = split(Artifact.from_file(encoder(tmp_path / "encoder.onnx")), link)
     assert found.head is None
     assert bool(found.best.device_ms) == (side == "device")

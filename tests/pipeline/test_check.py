@@ -9,7 +9,7 @@ from penstock.errors import InvalidConfig
 from penstock.pipeline.check import checked
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.function import ModelTraits
-from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.steps.base import StepResources
 from penstock.pipeline.value import TEXT, Media
 from penstock.tensor import DataType, Signature, TensorSpec
 from pipelines import FEATURES, LOCAL, SCORES, declared, function
@@ -139,9 +139,9 @@ def test_the_order_of_channels() -> None:
     with pytest.raises(
         InvalidConfig, match=r"needs channels in the order bgr, but they are rgb \(decode the picture with"
     ):
-        checked(declared(SCORES, steps=steps, **given), {"net": ModelTraits(signature)}, Resources())
+        checked(declared(SCORES, steps=steps, **given), {"net": ModelTraits(signature)}, StepResources())
     steps[0]["colour"] = "bgr"
-    found = checked(declared(SCORES, steps=steps, **given), {"net": ModelTraits(signature)}, Resources())
+    found = checked(declared(SCORES, steps=steps, **given), {"net": ModelTraits(signature)}, StepResources())
     assert found.inputs["image"].media is Media.IMAGE
 
 
@@ -172,7 +172,7 @@ def test_batch_axes(inputs: Any, outputs: Any, batch: bool | None, with_batch: s
         "outputs": names,
         "labels": None,
     }
-    found = checked(declared(SCORES, **given), {"net": ModelTraits(signature, 4)}, Resources())
+    found = checked(declared(SCORES, **given), {"net": ModelTraits(signature, 4)}, StepResources())
     work = found.work["net"]
     assert work.with_batch == with_batch
     assert [found.outputs[name].shape for name in names] == shapes
@@ -184,7 +184,7 @@ def test_text_of_models() -> None:
     found = checked(
         declared(SCORES, steps=[{"model": "net", "in": "x", "out": "y"}], **given),
         {"net": ModelTraits(signature)},
-        Resources(),
+        StepResources(),
     )
     assert found.outputs == {"y": TEXT}
     work = found.work["net"]

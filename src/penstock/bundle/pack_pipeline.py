@@ -25,7 +25,7 @@ from penstock.pipeline.golden import Example, ExampleInput, Golden, observed, re
 from penstock.pipeline.inputs import read_array
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.source import MAX_BYTES, read_source
-from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.steps.base import StepResources
 from penstock.pipeline.value import Media
 from penstock.resources import machine_facts
 from penstock.storage.base import is_contained
@@ -83,7 +83,7 @@ def pack_pipeline(
     check_name(declared.name)
     check_version(version)
     labels = {name: _labels(declared, path.parent, name) for name in declared.labels}
-    resources = Resources(labels, files := FolderFiles(path.parent))
+    resources = StepResources(labels, files := FolderFiles(path.parent))
     with tempfile.TemporaryDirectory() as folder:
         models = {name: _model(declared, path.parent, name, Path(folder)) for name in declared.models}
         function = checked(declared, {name: facts_of(one) for name, one in models.items()}, resources, allow_python)

@@ -27,7 +27,7 @@ from penstock.pipeline.declaration import Declaration, parse
 from penstock.pipeline.function import Function, ModelTraits
 from penstock.pipeline.golden import Golden, ItemRunner
 from penstock.pipeline.source import read_json
-from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.steps.base import StepResources
 from penstock.pipeline.streaming.models import LocalModel, guarded
 
 PIPELINE, GOLDEN = "pipeline.json", "golden.json"
@@ -55,7 +55,7 @@ class PipelineBundle:
             self.declaration: Declaration = parse(read_json(self.files[manifest.pipeline], manifest.pipeline))
             labels = {name: given for name, given in self.declaration.labels.items() if isinstance(given, tuple)}
             own = {path.removeprefix(FILES): data for path, data in self.files.items() if path.startswith(FILES)}
-            self.resources = Resources(labels, own)
+            self.resources = StepResources(labels, own)
             self.golden = _decode_golden(self.files[manifest.golden]) if manifest.golden else Golden((), {})
         except (InvalidConfig, msgspec.DecodeError, RecursionError) as error:
             raise IntegrityError(f"bundle '{self.path.name}' cannot be read: {error}") from None

@@ -14,7 +14,7 @@ from penstock.cli.flags.quantities import parse_milliseconds
 from penstock.cli.flags.sources import runnable
 from penstock.cli.views.tables import make_console, print_table
 from penstock.errors import InvalidArgument, Unsupported
-from penstock.offline.split import Cut, Link
+from penstock.offline.split import Cut, NetworkLink
 from penstock.offline.split import split as split_model
 from penstock.storage.atomic import replacing
 
@@ -51,7 +51,7 @@ def split(
     artifact = Artifact.from_file(runnable(model))
     if artifact.format is not Format.ONNX:
         raise Unsupported("only ONNX models can be split", f"convert it first: penstock convert {model} -o model.onnx")
-    found = split_model(artifact, Link(mbits, parse_milliseconds(round_trip), server_speed), threads, at)
+    found = split_model(artifact, NetworkLink(mbits, parse_milliseconds(round_trip), server_speed), threads, at)
     if found.head is not None and found.tail is not None:
         with replacing(output, overwrite=False) as folder:
             folder.mkdir()

@@ -26,7 +26,7 @@ _MOST = 12
 """Cuts that are measured: those of least bytes, in different parts of the model."""
 
 
-class Link(msgspec.Struct, frozen=True):
+class NetworkLink(msgspec.Struct, frozen=True):
     """The link to the server, and the server."""
 
     mbits_per_s: float
@@ -54,7 +54,7 @@ class Cut(msgspec.Struct, frozen=True):
         return self.device_ms + self.link_ms + self.server_ms
 
 
-class Split(msgspec.Struct, frozen=True):
+class ModelSplit(msgspec.Struct, frozen=True):
     """A model split at the best cut."""
 
     cuts: tuple[Cut, ...]
@@ -134,7 +134,7 @@ def _part(
     return part
 
 
-def split(artifact: Artifact, link: Link, threads: int = 1, at: str = "") -> Split:
+def split(artifact: Artifact, link: NetworkLink, threads: int = 1, at: str = "") -> ModelSplit:
     """Measure the cuts of ``artifact`` on this machine, and choose the one whose call takes least time over ``link``.
 
     With ``at``, only this cut is measured, besides both sides. Raises InvalidModel, InvalidArgument.
@@ -152,7 +152,7 @@ def split(artifact: Artifact, link: Link, threads: int = 1, at: str = "") -> Spl
     cuts.append(Cut("", whole, 0.0, 0.0, 0))
     best = next(one for one in cuts if one.tensor == at) if at else min(cuts, key=lambda one: one.total_ms)
     made = parts(artifact, best.tensor) if best.tensor else (None, None)
-    return Split(tuple(cuts), best, *made)
+    return ModelSplit(tuple(cuts), best, *made)
 
 
 def _candidates(artifact: Artifact, inputs: Mapping[str, Array], threads: int) -> list[str]:

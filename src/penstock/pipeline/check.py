@@ -18,7 +18,7 @@ from penstock.pipeline.function import Function, MapStep, ModelStep, ModelTraits
 from penstock.pipeline.graph import Graph, PipelineStep, declare
 from penstock.pipeline.python_step import PythonStep, read_python_step
 from penstock.pipeline.source import Located
-from penstock.pipeline.steps.base import Resources, Step
+from penstock.pipeline.steps.base import Step, StepResources
 from penstock.pipeline.steps.registry import step_class
 from penstock.pipeline.value import FILE, TEXT, Media, ValueType
 from penstock.tensor import DataType, Signature, TensorSpec
@@ -28,7 +28,7 @@ ENCODED = (Media.IMAGE, Media.AUDIO, Media.FILE)
 
 
 def checked(
-    declaration: Declaration, models: Mapping[str, ModelTraits], resources: Resources, allow_python: bool = False
+    declaration: Declaration, models: Mapping[str, ModelTraits], resources: StepResources, allow_python: bool = False
 ) -> Function:
     """Check ``declaration``, whose labels and files are in ``resources``.
 
@@ -84,7 +84,7 @@ class _Checker:
     """Turns declared steps into a graph, and computes the types of all values."""
 
     def __init__(
-        self, declaration: Declaration, models: Mapping[str, ModelTraits], resources: Resources, allow_python: bool
+        self, declaration: Declaration, models: Mapping[str, ModelTraits], resources: StepResources, allow_python: bool
     ) -> None:
         self._declaration = declaration
         self._models = models

@@ -15,7 +15,7 @@ from penstock.pipeline.executor import Told
 from penstock.pipeline.function import Function
 from penstock.pipeline.streaming.binding import bind
 from penstock.pipeline.streaming.line import Line
-from penstock.pipeline.streaming.stage import Batch
+from penstock.pipeline.streaming.stage import StageBatch
 from penstock.tensor import Array
 from random_functions import MODELS, expected, functions, number
 
@@ -37,7 +37,7 @@ class Bench:
     def __init__(self, function: Function, max_bytes: int = 1 << 30) -> None:
         self.line = Line(bind(function, MODELS), max_bytes=max_bytes)
         self.told: dict[int, list[Told]] = {}
-        self.held: list[Batch] = []
+        self.held: list[StageBatch] = []
         self.alive: list[weakref.ref[Array]] = []
 
     def begin(self, value: int) -> None:
@@ -100,20 +100,24 @@ def test_every_item_gets_its_one_outcome_in_any_order_of_events(
 @settings(max_examples=60, deadline=None)
 @given(functions(), ITEMS, st.integers(0, 10))
 def test_close_cancels_all_items_and_keeps_no_value(function: Function, values: list[int], events: int) -> None:
-    bench = Bench(function)
-    for value in values:
-        bench.begin(value)
-    for _ in range(events):
-        bench.take()
-    bench.line.close()
-    while bench.held:
-        bench.finish(0)
-    bench.run_out()
-    assert all(len(told) == 1 for told in bench.told.values())
-    assert bench.line.is_empty
-    bench.told.clear()
-    gc.collect()
-    assert not any(ref() is not None for ref in bench.alive)
+    gc.freeze()  # so that a collection looks at this example's objects only, and not at all imported modules
+    try:
+        bench = Bench(function)
+        for value in values:
+            bench.begin(value)
+        for _ in range(events):
+            bench.take()
+        bench.line.close()
+        while bench.held:
+            bench.finish(0)
+        bench.run_out()
+        assert all(len(told) == 1 for told in bench.told.values())
+        assert bench.line.is_empty
+        bench.told.clear()
+        gc.collect()
+        assert not any(ref() is not None for ref in bench.alive)
+    finally:
+        gc.unfreeze()
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.pipeline.executor import Told
-from penstock.pipeline.streaming.stage import Call, Inputs, Stage, StageSpec, take
+from penstock.pipeline.streaming.stage import Inputs, StageCall, StageQueue, StageSpec, take
 
 
-def stage(name: str, depth: int = 0, **more: Any) -> Stage:
+def stage(name: str, depth: int = 0, **more: Any) -> StageQueue:
     def run(items: Sequence[Inputs]) -> list[Told]:
         return [*items]
 
-    return Stage(StageSpec(name, run, **more), depth)
+    return StageQueue(StageSpec(name, run, **more), depth)
 
 
-def add(stage: Stage, *items: int, **inputs: Any) -> list[Call]:
-    calls = [Call(item, {"x": item, **inputs}, lambda told: None) for item in items]
+def add(stage: StageQueue, *items: int, **inputs: Any) -> list[StageCall]:
+    calls = [StageCall(item, {"x": item, **inputs}, lambda told: None) for item in items]
     for call in calls:
         stage.add(call)
     return calls
 
 
-def taken(*stages: Stage) -> tuple[str, list[int]] | None:
+def taken(*stages: StageQueue) -> tuple[str, list[int]] | None:
     batch = take(stages)
     return batch and (batch.stage.spec.name, [call.item for call in batch.calls])
 

@@ -81,7 +81,7 @@ def video(
     if end is not None and end <= start:
         raise InvalidArgument(f"--end must be greater than --start {start:g}, got {end:g}")
     frames = _Frames(clip, Sampling(every=every, fps=fps, start=start, end=end, threads=threads))
-    summary, began = Summary(), time.perf_counter()
+    summary, began = OutputStatistics(), time.perf_counter()
     with ExitStack() as stack:
         pipeline = stack.enter_context(Pipeline.open(bundle, allow_python=allow_python))
         _check_input(pipeline)
@@ -148,7 +148,7 @@ class _Writer:
         self._file.write(text.getvalue().encode())
 
 
-class Summary:
+class OutputStatistics:
     """Statistics of outputs over frames."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ def _statistics(values: Array) -> dict[str, float]:
 def _report(
     bundle: Path,
     clip: Path,
-    summary: Summary,
+    summary: OutputStatistics,
     seconds: float,
     output: Path | None,
     damage: PenstockError | None,

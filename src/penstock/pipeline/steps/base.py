@@ -12,7 +12,7 @@ from penstock.errors import InvalidConfig
 from penstock.pipeline.value import Value, ValueType
 
 
-class Resources(msgspec.Struct, frozen=True):
+class StepResources(msgspec.Struct, frozen=True):
     """The files of a pipeline that steps may use."""
 
     labels: Mapping[str, tuple[str, ...]] = {}
@@ -48,7 +48,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The outputs for each of ``items``, equal to those of ``run``. Steps that gain from it vectorise this."""
         return [self.run(item) for item in items]
 
-    def bound(self, resources: Resources) -> Step:
+    def bound(self, resources: StepResources) -> Step:
         """The step with the files and labels that its options name. Raises InvalidConfig if one is missing."""
         return self
 

@@ -54,9 +54,7 @@ NAMES = tuple(sorted(_STEPS))
 def step_class(name: str) -> type[Step]:
     """The class of the step ``name``. Raises InvalidConfig if there is none."""
     if name not in _STEPS:
-        raise InvalidConfig(
-            f"there is no step '{name}'", did_you_mean(name, NAMES) or f"the steps are {', '.join(NAMES)}"
-        )
+        raise InvalidConfig(f"there is no step '{name}'", did_you_mean(name, NAMES))
     module, _, attribute = _STEPS[name].partition(":")
     found: type[Step] = getattr(import_module(f"penstock.pipeline.steps.{module}"), attribute)
     return found

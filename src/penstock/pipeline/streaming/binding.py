@@ -31,14 +31,14 @@ class Remote(msgspec.Struct, frozen=True, eq=False):
     caller: ModelCaller
 
 
-class Scope(msgspec.Struct, frozen=True, eq=False):
+class BoundFunction(msgspec.Struct, frozen=True, eq=False):
     """A function whose steps are bound to stages: a step's part is the name of its stage, a remote model, or the inner scope of a
     ``map``."""
 
     graph: Graph
     plan: GraphPlan
     """The steps that all outputs need."""
-    parts: Mapping[str, str | Remote | Scope]
+    parts: Mapping[str, str | Remote | BoundFunction]
     over: str = ""
     each: str = ""
     """The list that a ``map`` reads, and the name of its elements."""
@@ -47,7 +47,7 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
 class Bound(msgspec.Struct, frozen=True, eq=False):
     """A function whose steps are bound."""
 
-    scope: Scope
+    scope: BoundFunction
     stages: Mapping[str, StageSpec]
     """The stages by path, in topological order."""
 
@@ -61,8 +61,8 @@ def bind(function: Function, models: Models, outputs: Sequence[str] = ()) -> Bou
 
 def _scope(
     function: Function, models: Models, path: str, outputs: Sequence[str], stages: dict[str, StageSpec]
-) -> Scope:
-    parts: dict[str, str | Remote | Scope] = {}
+) -> BoundFunction:
+    parts: dict[str, str | Remote | BoundFunction] = {}
     function = fused(function, outputs)
     plan = function.graph.plan(outputs)
     for step in plan.steps:
@@ -81,7 +81,7 @@ def _scope(
             stages[name] = _model_stage(name, work, model)
         else:
             stages[name] = _stage(name, work)
-    return Scope(function.graph, plan, parts)
+    return BoundFunction(function.graph, plan, parts)
 
 
 def _model_stage(name: str, step: ModelStep, model: LocalModel) -> StageSpec:

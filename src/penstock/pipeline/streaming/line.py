@@ -24,10 +24,10 @@ from penstock.errors import Cancelled, PenstockError, prefixed
 from penstock.pipeline.executor import PipelineRun, Told, Work
 from penstock.pipeline.graph import PipelineStep
 from penstock.pipeline.streaming.apart import Movable, Processes
-from penstock.pipeline.streaming.binding import Bound, Scope
+from penstock.pipeline.streaming.binding import Bound, BoundFunction
 from penstock.pipeline.streaming.memory import Memory
 from penstock.pipeline.streaming.models import from_rows
-from penstock.pipeline.streaming.stage import Call, Inputs, StageSpec
+from penstock.pipeline.streaming.stage import Inputs, StageCall, StageSpec
 from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.streaming.workers import Workers
 from penstock.pipeline.value import Value
@@ -148,13 +148,13 @@ class Line:
             run.cancel()
 
     def _start(
-        self, scope: Scope, item: int, step: PipelineStep, inputs: Inputs, done: Callable[[Told], None]
+        self, scope: BoundFunction, item: int, step: PipelineStep, inputs: Inputs, done: Callable[[Told], None]
     ) -> Work | None:
         part = scope.parts[step.name]
         if isinstance(part, str):
-            self.workers.add(part, call := Call(item, inputs, done))
+            self.workers.add(part, call := StageCall(item, inputs, done))
             return call
-        if isinstance(part, Scope):
+        if isinstance(part, BoundFunction):
             return _Map(partial(self._start, part, item), part, done).begin(inputs)
         start_ns = time.perf_counter_ns()
 
@@ -170,7 +170,7 @@ class Line:
 class _Map:
     """A ``map`` step of one item: a run of the inner function for each element."""
 
-    def __init__(self, start: Callable[..., Work | None], scope: Scope, done: Callable[[Told], None]) -> None:
+    def __init__(self, start: Callable[..., Work | None], scope: BoundFunction, done: Callable[[Told], None]) -> None:
         self._start = start
         self._scope = scope
         self._done: Callable[[Told], None] | None = done

@@ -43,7 +43,7 @@ class StageSpec(msgspec.Struct, frozen=True, eq=False):
     """The step, if it holds the interpreter's lock and may run in another process."""
 
 
-class Call(msgspec.Struct, eq=False):
+class StageCall(msgspec.Struct, eq=False):
     """A call of a step for one item. ``done`` receives the outcome, unless the call is cancelled first."""
 
     item: int
@@ -58,7 +58,7 @@ class Call(msgspec.Struct, eq=False):
         self.inputs = {}
 
 
-class Stage:
+class StageQueue:
     """The waiting calls of a step, by group. Not thread-safe."""
 
     def __init__(self, spec: StageSpec, depth: int) -> None:
@@ -67,9 +67,9 @@ class Stage:
         """Later stages have greater depths."""
         self.busy = 0
         """Number of batches in progress."""
-        self.groups: dict[Hashable, deque[Call]] = defaultdict(deque)
+        self.groups: dict[Hashable, deque[StageCall]] = defaultdict(deque)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: StageCall) -> None:
         """Append ``call`` to the queue of its group."""
         self.groups[self.spec.group(call.inputs)].append(call)
 
@@ -82,21 +82,21 @@ class Stage:
                 del self.groups[group]
 
 
-class Batch(NamedTuple):
-    """Calls that a worker runs together. ``Stage.busy`` counts the batch until it ends."""
+class StageBatch(NamedTuple):
+    """Calls that a worker runs together. ``StageQueue.busy`` counts the batch until it ends."""
 
-    stage: Stage
-    calls: list[Call]
+    stage: StageQueue
+    calls: list[StageCall]
     inputs: list[Inputs]
 
 
-def take(stages: Iterable[Stage], newest: float = math.inf) -> Batch | None:
+def take(stages: Iterable[StageQueue], newest: float = math.inf) -> StageBatch | None:
     """Remove the calls that should run next from their queue; None if no stage can start one.
 
     Full batches and calls that need not wait come first, and among these the oldest item, then the later stage. Calls for items
     after ``newest`` stay in their queues.
     """
-    best: tuple[tuple[bool, int, int], Stage, Hashable] | None = None
+    best: tuple[tuple[bool, int, int], StageQueue, Hashable] | None = None
     for stage in stages:
         stage.forget_cancelled()
         if stage.spec.limit and stage.busy >= stage.spec.limit:
@@ -111,7 +111,7 @@ def take(stages: Iterable[Stage], newest: float = math.inf) -> Batch | None:
     if best is None:
         return None
     _, stage, group = best
-    queue, batch = stage.groups[group], Batch(stage, [], [])
+    queue, batch = stage.groups[group], StageBatch(stage, [], [])
     while queue and len(batch.calls) < stage.spec.max_batch and queue[0].item <= newest:
         call = queue.popleft()
         inputs = call.inputs  # read first: another thread may cancel the call now, which empties the inputs

@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 _END_S = 5.0
 
 
-class SharedMemory:
+class MessageMemory:
     """Buffers that one process writes and the other reads. The content is replaced by each message."""
 
     def __init__(self, file: int) -> None:
@@ -65,10 +65,10 @@ class SharedMemory:
         return self._map
 
 
-class Channel:
+class StepChannel:
     """One end of the connection."""
 
-    def __init__(self, end: socket.socket, out: SharedMemory, into: SharedMemory) -> None:
+    def __init__(self, end: socket.socket, out: MessageMemory, into: MessageMemory) -> None:
         self._socket = end
         self._out = out
         self._into = into
@@ -116,7 +116,7 @@ class StepProcess:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter and this module
                 command, pass_fds=(other.fileno(), *files), env={**os.environ, "PYTHONPATH": path}
             )
-        self._channel = Channel(own, *map(SharedMemory, files))
+        self._channel = StepChannel(own, *map(MessageMemory, files))
         self._sent: list[object] = []
 
     def wait(self) -> None:
@@ -147,7 +147,7 @@ def main() -> None:
     from penstock.pipeline.streaming.binding import run_step  # noqa: PLC0415 - the module imports this one
 
     end, into, out = map(int, sys.argv[1:])
-    channel = Channel(socket.socket(fileno=end), SharedMemory(out), SharedMemory(into))
+    channel = StepChannel(socket.socket(fileno=end), MessageMemory(out), MessageMemory(into))
     steps: dict[int, Any] = {}
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         channel.send("ready")

@@ -14,7 +14,7 @@ from typing import Self
 from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
 from penstock.pipeline.streaming.memory import Memory
-from penstock.pipeline.streaming.stage import Batch, Call, Stage, StageSpec, take
+from penstock.pipeline.streaming.stage import StageBatch, StageCall, StageQueue, StageSpec, take
 from penstock.pipeline.streaming.timeline import Timeline
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Workers:
         threads: int = 0,
         timeline: Timeline | None = None,
     ) -> None:
-        self._stages = {name: Stage(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
+        self._stages = {name: StageQueue(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
         self._post = post
         self._memory = memory
         self._oldest = oldest
@@ -85,7 +85,7 @@ class Workers:
                 stage.forget_cancelled()
             return not any(stage.busy or stage.groups for stage in self._stages.values())
 
-    def add(self, stage: str, call: Call) -> None:
+    def add(self, stage: str, call: StageCall) -> None:
         """Let ``call`` wait for a worker."""
         with self._changed:
             self._stages[stage].add(call)
@@ -96,12 +96,12 @@ class Workers:
         while (batch := self.take()) is not None:
             self._run(batch)
 
-    def take(self) -> Batch | None:
+    def take(self) -> StageBatch | None:
         """The calls to run next, see ``stage.take``. The caller runs them, and then calls ``finish``."""
         with self._changed:
             return self._take()
 
-    def finish(self, batch: Batch, outcomes: list[Told]) -> None:
+    def finish(self, batch: StageBatch, outcomes: list[Told]) -> None:
         """Deliver the ``outcomes`` of ``batch``."""
         for outcome in outcomes:
             self._memory.add(outcome)
@@ -127,14 +127,14 @@ class Workers:
             if self._is_full:
                 self._changed.notify_all()
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> StageBatch | None:
         self._is_full = self._memory.is_full
         newest = max(self._newest, self._oldest()) if self._is_full else math.inf
         if (batch := take(self._stages.values(), newest)) is not None:
             self._newest = max(self._newest, *(call.item for call in batch.calls))
         return batch
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: StageBatch) -> None:
         start_ns = time.perf_counter_ns()
         try:
             outcomes = batch.stage.spec.run(batch.inputs)
@@ -147,7 +147,7 @@ class Workers:
         self.finish(batch, outcomes)
 
 
-def _deliver(calls: list[Call], outcomes: list[Told]) -> None:
+def _deliver(calls: list[StageCall], outcomes: list[Told]) -> None:
     for call, outcome in zip(calls, outcomes, strict=True):
         if not call.is_cancelled:
             call.done(outcome)

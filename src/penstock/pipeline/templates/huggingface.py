@@ -19,7 +19,7 @@ _NO_LIMIT = 1 << 20
 """A tokenizer without a limit declares a larger one."""
 
 
-class Written(msgspec.Struct, frozen=True):
+class FilledTemplate(msgspec.Struct, frozen=True):
     """A declaration."""
 
     kind: str
@@ -29,7 +29,7 @@ class Written(msgspec.Struct, frozen=True):
     """Names of the classes; empty if the template needs none."""
 
 
-def from_folder(given: Given, labels: Mapping[str, str], files: Mapping[str, Any]) -> Written:
+def from_folder(given: Given, labels: Mapping[str, str], files: Mapping[str, Any]) -> FilledTemplate:
     """The declaration for a model. ``files`` has the content of the folder's JSON files by name.
 
     Raises Unsupported if there is no template for the model, or if its preprocessing has a part that no template has.
@@ -50,7 +50,7 @@ def from_folder(given: Given, labels: Mapping[str, str], files: Mapping[str, Any
         text = fill(kind, msgspec.structs.replace(given, options=options))
     except InvalidArgument as error:
         raise Unsupported(f"{error.message}; {error.hint}") from None
-    return Written(kind, text, names if scores else ())
+    return FilledTemplate(kind, text, names if scores else ())
 
 
 def _picture_options(files: Mapping[str, Any]) -> dict[str, Any]:

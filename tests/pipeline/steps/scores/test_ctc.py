@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.steps.base import StepResources
 from penstock.pipeline.steps.scores.ctc import CtcDecode
 from penstock.pipeline.value import TEXT, ValueType
 from penstock.tensor import Array
@@ -56,7 +56,7 @@ def test_repeats_are_merged_and_blanks_part_them() -> None:
 
 
 def test_wrong_values() -> None:
-    step = CtcDecode(labels="letters").bound(Resources(labels={"letters": AB}))
+    step = CtcDecode(labels="letters").bound(StepResources(labels={"letters": AB}))
     assert step.check({"value": ValueType(shape=(-1, 3))})["text"] == TEXT
     with pytest.raises(InvalidConfig, match="2 labels and a blank, but there are 4 classes"):
         step.check({"value": ValueType(shape=(-1, 4))})
@@ -67,4 +67,4 @@ def test_wrong_values() -> None:
     with pytest.raises(InvalidInput, match="NaN"):
         step.run({"value": np.full((5, 3), np.nan, np.float32)})
     with pytest.raises(InvalidConfig, match="no labels 'x'"):
-        CtcDecode(labels="x").bound(Resources())
+        CtcDecode(labels="x").bound(StepResources())

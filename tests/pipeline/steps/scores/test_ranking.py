@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import Resources
+from penstock.pipeline.steps.base import StepResources
 from penstock.pipeline.steps.scores.ranking import Argmax, Label, Threshold, TopK
 from penstock.pipeline.value import TEXT, ValueType
 from penstock.tensor import Array, DataType
 
-DIGITS = Resources(labels={"digits": tuple("0123456789")})
+DIGITS = StepResources(labels={"digits": tuple("0123456789")})
 _SCORES = arrays.arrays(
     st.sampled_from([np.float32, np.float64, np.int8, np.uint8]),
     st.integers(0, 30),

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import Resources, Step
+from penstock.pipeline.steps.base import Step, StepResources
 from penstock.pipeline.steps.text.tokenise import Tokenise
 from penstock.pipeline.value import FILE, TEXT
 
@@ -76,7 +76,7 @@ KINDS = {"wordpiece": (_wordpiece(), "[PAD]"), "bpe": (_bpe(), "<pad>"), "unigra
 
 
 def _bound(tokenizer: Tokenizer, **options: Any) -> Step:
-    return Tokenise(**options).bound(Resources(files={"tokenizer.json": tokenizer.to_str().encode()}))
+    return Tokenise(**options).bound(StepResources(files={"tokenizer.json": tokenizer.to_str().encode()}))
 
 
 def _reference(tokenizer: Tokenizer, pad: str, options: dict[str, Any]) -> Any:
@@ -184,9 +184,9 @@ def test_types_are_checked() -> None:
 
 def test_files_are_checked() -> None:
     with pytest.raises(InvalidConfig, match="no tokenizer file 'tokenizer.json'"):
-        Tokenise().bound(Resources(files={"tokeniser.json": b"{}"}))
+        Tokenise().bound(StepResources(files={"tokeniser.json": b"{}"}))
     with pytest.raises(InvalidConfig, match="'tokenizer.json' is not a tokenizer"):
-        Tokenise().bound(Resources(files={"tokenizer.json": b"{}"}))
+        Tokenise().bound(StepResources(files={"tokenizer.json": b"{}"}))
     with pytest.raises(InvalidConfig, match="has no token '<none>'"):
         _bound(KINDS["bpe"][0], pad_token="<none>")
     with pytest.raises(InvalidConfig, match="max_length is 3, but the tokenizer adds 3 special tokens"):

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import Resources, Step, wrong_type
+from penstock.pipeline.steps.base import Step, StepResources, wrong_type
 from penstock.pipeline.steps.scores.labels import Labels, bound_labels, comparable
 from penstock.pipeline.value import TEXT, Value, ValueType
 from penstock.tensor import Array, DataType
@@ -38,7 +38,7 @@ class CtcDecode(Step, frozen=True, kw_only=True):
     beam: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """Number of texts that are followed. 1 is greedy decoding."""
 
-    def bound(self, resources: Resources) -> Self:
+    def bound(self, resources: StepResources) -> Self:
         """The step with its list of characters. Raises InvalidConfig if there is none of this name."""
         return msgspec.structs.replace(self, labels=bound_labels(self.labels, resources))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import Resources, wrong_type
+from penstock.pipeline.steps.base import StepResources, wrong_type
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array, DataType
 
@@ -17,7 +17,7 @@ Labels = str | tuple[str, ...]
 """Names of classes: the name of one of the pipeline's lists, or the list."""
 
 
-def bound_labels(labels: Labels, resources: Resources) -> tuple[str, ...]:
+def bound_labels(labels: Labels, resources: StepResources) -> tuple[str, ...]:
     """The list ``labels``, or the list of this name. Raises InvalidConfig if there is none."""
     if isinstance(labels, tuple):
         return labels

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import Resources, Step, wrong_type
+from penstock.pipeline.steps.base import Step, StepResources, wrong_type
 from penstock.pipeline.steps.scores.labels import (
     Labels,
     bound_labels,
@@ -32,7 +32,7 @@ class _Ranking(Step, frozen=True, kw_only=True):
     labels: Labels = ""
     """Names of the classes: one of the pipeline's lists, or a list. Without, the labels are the classes' numbers."""
 
-    def bound(self, resources: Resources) -> Self:
+    def bound(self, resources: StepResources) -> Self:
         """The step with its list of labels. Raises InvalidConfig if there is none of this name."""
         return msgspec.structs.replace(self, labels=bound_labels(self.labels, resources))
 
@@ -129,7 +129,7 @@ class Label(Step, frozen=True, kw_only=True):
     labels: Labels
     """Names of the classes: one of the pipeline's lists, or a list."""
 
-    def bound(self, resources: Resources) -> Self:
+    def bound(self, resources: StepResources) -> Self:
         """The step with its list of labels. Raises InvalidConfig if there is none of this name."""
         return msgspec.structs.replace(self, labels=bound_labels(self.labels, resources))
 

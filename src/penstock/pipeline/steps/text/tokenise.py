@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, InvalidInput, Unsupported, printable
-from penstock.pipeline.steps.base import Resources, Step
+from penstock.pipeline.steps.base import Step, StepResources
 from penstock.pipeline.steps.text.limits import MAX_BYTES, check_is_text, checked
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array, DataType
@@ -68,7 +68,7 @@ class Tokenise(Step, frozen=True, kw_only=True):
         ids = ValueType(datatype=DataType.INT64, shape=(length,))
         return dict.fromkeys(self.outputs, ids)
 
-    def bound(self, resources: Resources) -> Step:
+    def bound(self, resources: StepResources) -> Step:
         """The step with its tokenizer loaded. Raises InvalidConfig if the file is missing or is not a tokenizer."""
         if self.tokenizer not in resources.files:
             hint = did_you_mean(self.tokenizer, resources.files) or "place it beside the pipeline"
