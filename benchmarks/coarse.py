@@ -53,7 +53,7 @@ def module(family: str, seed: int, rng: np.random.Generator, *, is_quantised: bo
         layers = [each for layer in layers for each in (_steps(torch, float(rng.uniform(2.5, 4.0))), layer)]
         layers.append(_steps(torch, 4.0))
 
-    class Coarse(torch.nn.Module):  # type: ignore[misc]
+    class Coarse(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.Sequential(*layers)
