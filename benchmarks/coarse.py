@@ -75,7 +75,7 @@ def module(family: str, seed: int, rng: np.random.Generator, *, is_quantised: bo
 
 
 def _steps(torch: Any, largest: float) -> Any:
-    class Steps(torch.nn.Module):  # type: ignore[misc, name-defined]
+    class Steps(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             return torch.fake_quantize_per_tensor_affine(x, largest / 127, 0, -128, 127)
 
@@ -87,7 +87,7 @@ def _activation(nn: Any, rng: np.random.Generator) -> Any:
 
 
 def _residual(nn: Any, layers: list[Any]) -> Any:
-    class Residual(nn.Module):  # type: ignore[misc, name-defined]
+    class Residual(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.Sequential(*layers)
@@ -138,7 +138,7 @@ def _transformer(nn: Any, rng: np.random.Generator) -> tuple[list[Any], int]:
 
 
 def _recurrent(nn: Any, rng: np.random.Generator) -> tuple[list[Any], int]:
-    class States(nn.Module):  # type: ignore[misc, name-defined]
+    class States(nn.Module):  # type: ignore[misc]
         def __init__(self, inner: Any) -> None:
             super().__init__()
             self.inner = inner
