@@ -17,8 +17,8 @@ from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.runtime import Pipeline
 
 _GOAL_US = 50.0
-_MODEL = Path(__file__).parents[2] / "examples" / "digits" / "model.onnx"
-_DECLARATION = """\
+MODEL = Path(__file__).parents[2] / "examples" / "digits" / "model.onnx"
+DECLARATION = """\
 name: digits
 inputs:
   image: {media: image}
@@ -42,13 +42,13 @@ def run(quick: bool) -> list[Row]:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         declaration = Path(folder, "pipeline.yaml")
-        declaration.write_text(_DECLARATION)
-        shutil.copy(_MODEL, folder)
+        declaration.write_text(DECLARATION)
+        shutil.copy(MODEL, folder)
         pack_pipeline(declaration, bundle := Path(folder, "digits.bundle"))
         with Pipeline.open(bundle, threads=1) as ours:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = 1
-            session = onnxruntime.InferenceSession(_MODEL, options)
+            session = onnxruntime.InferenceSession(MODEL, options)
             tensor = {"image": np.ascontiguousarray(pixels[None, None], np.float32) / np.float32(255)}
             times: dict[str, list[float]] = {"engine": [], "pipeline": []}
             for _ in range(rounds):
