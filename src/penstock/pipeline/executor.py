@@ -136,14 +136,10 @@ class PipelineRun:
         self._advance()
 
     def _finish(self) -> None:
-        found = {name: self._values[name] for name in self._plan.wanted}
-        outputs = {name: value for name, value in found.items() if value is not None}
-        for name in found:
-            if name not in outputs and name not in self._plan.optional:
-                givers = ", ".join(f"'{step.name}'" for step in self._plan.steps if name in step.outputs.values())
-                why = f"step {givers} was skipped" if givers else "the request lacks this input"
-                self._end(InvalidArgument(f"output '{name}' is missing: {why}", "declare the output as optional"))
-        self._end(outputs)
+        try:
+            self._end(wanted_of(self._plan, self._values))
+        except InvalidArgument as error:
+            self._end(error)
 
     def _end(self, told: Told) -> None:
         done, self._done = self._done, None
@@ -155,3 +151,17 @@ class PipelineRun:
             if work is not None:
                 work.cancel()
         done(told)
+
+
+def wanted_of(plan: GraphPlan, values: Mapping[str, Value | None]) -> dict[str, Value]:
+    """The wanted outputs that are present, in order. Raises InvalidArgument if another is absent."""
+    outputs = {}
+    for name in plan.wanted:
+        value = values.get(name)
+        if value is not None:
+            outputs[name] = value
+        elif name not in plan.optional:
+            givers = ", ".join(f"'{step.name}'" for step in plan.steps if name in step.outputs.values())
+            why = f"step {givers} was skipped" if givers else "the request lacks this input"
+            raise InvalidArgument(f"output '{name}' is missing: {why}", "declare the output as optional")
+    return outputs

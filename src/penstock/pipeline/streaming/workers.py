@@ -50,6 +50,8 @@ class Workers:
         self._timeline = timeline
         self._changed = threading.Condition(threading.Lock())
         self._stopped = False
+        self._own = threading.local()
+        """``is_free`` is True if the thread ends a batch, and so takes a call next. Its first new call need not wake another thread."""
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-worker-{n}", daemon=True) for n in range(threads)
         ]
@@ -89,7 +91,10 @@ class Workers:
         """Let ``call`` wait for a worker."""
         with self._changed:
             self._stages[stage].add(call)
-            self._changed.notify()
+            if getattr(self._own, "is_free", False):
+                self._own.is_free = False
+            else:
+                self._changed.notify()
 
     def run_ready(self) -> None:
         """Run calls in the calling thread until none is ready."""
@@ -107,7 +112,8 @@ class Workers:
             self._memory.add(outcome)
         with self._changed:
             batch.stage.busy -= 1
-            self._changed.notify()
+            if batch.stage.spec.limit:
+                self._changed.notify()
         self._post(partial(_deliver, batch.calls, outcomes))
 
     def _work(self) -> None:
@@ -144,7 +150,9 @@ class Workers:
         if self._timeline is not None:
             items = (call.item for call in batch.calls)
             self._timeline.add(batch.stage.spec.name, items, threading.current_thread().name, start_ns)
+        self._own.is_free = True
         self.finish(batch, outcomes)
+        self._own.is_free = False
 
 
 def _deliver(calls: list[StageCall], outcomes: list[Told]) -> None:

@@ -84,8 +84,9 @@ class LogMel(Step, frozen=True, kw_only=True):
         samples: Array = inputs["value"]
         if self.center:
             samples = _centred(samples, self.n_fft // 2, self.pad_mode)
-        filters = _filters(self.rate, self.n_fft, self.n_mels, self.fmin, self._fmax, self.htk, self.norm == "slaney")
-        values = filters @ _spectrogram(samples, self.n_fft, self.hop, self.window or self.n_fft, self.power).T
+        filters = _bands(self.rate, self.n_fft, self.n_mels, self.fmin, self._fmax, self.htk, self.norm == "slaney")
+        spectrogram = _spectrogram(samples, self.n_fft, self.hop, self.window or self.n_fft, self.power)
+        values = _filtered(spectrogram, filters)
         if self.scale == "power":
             return {"value": values}
         logarithm = np.log if self.scale == "log" else np.log10
@@ -133,8 +134,8 @@ class WhisperLogMel(Step, frozen=True, kw_only=True):
         spectrogram = _spectrogram(
             _centred(samples, _WHISPER_FFT // 2, "reflect"), _WHISPER_FFT, _WHISPER_HOP, _WHISPER_FFT, 2.0
         )
-        filters = _filters(_WHISPER_RATE, _WHISPER_FFT, self.n_mels, 0.0, _WHISPER_RATE / 2, False, True)
-        values = np.log10(np.maximum(filters @ spectrogram[:-1].T, np.float32(1e-10)))
+        filters = _bands(_WHISPER_RATE, _WHISPER_FFT, self.n_mels, 0.0, _WHISPER_RATE / 2, False, True)
+        values = np.log10(np.maximum(_filtered(spectrogram[:-1], filters), np.float32(1e-10)))
         return {"value": (np.maximum(values, values.max() - np.float32(8)) + np.float32(4)) / np.float32(4)}
 
 
@@ -171,7 +172,30 @@ def _window(n_fft: int, length: int) -> Array:
     return np.pad(window, (left, n_fft - length - left))
 
 
+def _filtered(spectrogram: Array, bands: tuple[tuple[int, Array], ...]) -> Array:
+    """The energy of each band, of shape [n_mels, frames].
+
+    A matrix product would give other bits with other numbers of BLAS threads, so a server and a script could differ.
+    """
+    found = np.empty((len(bands), len(spectrogram)), np.float32)
+    for (start, weights), energy in zip(bands, found, strict=True):
+        np.einsum("fb,b->f", spectrogram[:, start : start + weights.size], weights, out=energy)
+    return found
+
+
 @lru_cache(maxsize=16)
+def _bands(
+    rate: int, n_fft: int, n_mels: int, fmin: float, fmax: float, htk: bool, by_width: bool
+) -> tuple[tuple[int, Array], ...]:
+    """The filters as their first column that is not 0, and the columns from there to the last such column."""
+    found = []
+    for weights in _filters(rate, n_fft, n_mels, fmin, fmax, htk, by_width):
+        columns = np.flatnonzero(weights)
+        start, stop = (int(columns[0]), int(columns[-1]) + 1) if columns.size else (0, 0)
+        found.append((start, weights[start:stop].copy()))
+    return tuple(found)
+
+
 def _filters(rate: int, n_fft: int, n_mels: int, fmin: float, fmax: float, htk: bool, by_width: bool) -> Array:
     """The triangular mel filters, of shape [n_mels, n_fft // 2 + 1]: those of ``librosa.filters.mel``."""
     limits = _to_mel(np.array([fmin, fmax]), htk)

@@ -16,8 +16,6 @@ import numpy as np
 from penstock.tensor import Array
 
 _OPENCV = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
-_BAND = 8
-"""Pixels of the result in one matrix of weights. Larger matrices are mostly zeros, and smaller ones need more calls."""
 
 
 def interpolated(pixels: Array, height: int, width: int, filter: str, *, antialias: bool) -> Array:
@@ -54,33 +52,32 @@ def _averaged(pixels: Array, new: int, axis: int) -> Array:
 
 def _antialiased(pixels: Array, height: int, width: int, filter: str) -> Array:
     old_height, old_width, channels = pixels.shape
-    rows = np.empty((height, old_width * channels), np.float32)
-    for out, source, weights in _bands(old_height, height, filter):
-        np.matmul(weights, pixels.reshape(old_height, -1)[source], out=rows[out])
-    planes = np.ascontiguousarray(rows.reshape(height, old_width, channels).transpose(2, 0, 1)).reshape(-1, old_width)
-    found = np.empty((channels * height, width), np.float32)
-    for out, source, weights in _bands(old_width, width, filter):
-        found[:, out] = planes[:, source] @ weights.T
-    return np.ascontiguousarray(found.reshape(channels, height, width).transpose(1, 2, 0))
+    rows = _weighted(pixels.reshape(old_height, -1), height, filter).reshape(height, old_width, channels)
+    columns = _weighted(np.ascontiguousarray(rows.transpose(1, 2, 0)).reshape(old_width, -1), width, filter)
+    return np.ascontiguousarray(columns.reshape(width, channels, height).transpose(2, 0, 1))
+
+
+def _weighted(rows: Array, new: int, filter: str) -> Array:
+    """Weighted sums of ``rows``. A matrix product would give other bits with other numbers of BLAS threads."""
+    found = np.empty((new, rows.shape[1]), np.float32)
+    for (start, weights), total in zip(_taps(len(rows), new, filter), found, strict=True):
+        np.einsum("s,sc->c", weights, rows[start : start + weights.size], out=total)
+    return found
 
 
 @lru_cache(maxsize=64)
-def _bands(old: int, new: int, filter: str) -> tuple[tuple[slice, slice, Array], ...]:
-    """The weights along one axis, as matrices of some pixels of the result and the pixels that they depend on."""
+def _taps(old: int, new: int, filter: str) -> tuple[tuple[int, Array], ...]:
+    """For each pixel of the result along one axis, the first pixel that it depends on, and the weights from there on."""
     scale, radius = old / new, 1 if filter == "bilinear" else 2
     stretch = max(scale, 1.0)
     centres = (np.arange(new) + 0.5) * scale
     starts = np.maximum((centres - radius * stretch + 0.5).astype(np.int64), 0)
     ends = np.minimum((centres + radius * stretch + 0.5).astype(np.int64), old)
-    bands = []
-    for first in range(0, new, _BAND):
-        out = slice(first, min(first + _BAND, new))
-        source = slice(int(starts[out][0]), int(ends[out][-1]))
-        places = np.arange(source.start, source.stop)
-        weights = _kernel((places - centres[out, None] + 0.5) / stretch, filter)
-        weights *= (places >= starts[out, None]) & (places < ends[out, None])
-        bands.append((out, source, (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)))
-    return tuple(bands)
+    taps = []
+    for start, end, centre in zip(starts.tolist(), ends.tolist(), centres.tolist(), strict=True):
+        weights = _kernel((np.arange(start, end) - centre + 0.5) / stretch, filter)
+        taps.append((start, (weights / weights.sum()).astype(np.float32)))
+    return tuple(taps)
 
 
 def _kernel(distance: Array, filter: str) -> Array:
