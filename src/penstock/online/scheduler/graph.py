@@ -6,6 +6,7 @@ Such a scheduler has no instances. Its steps send requests to the schedulers of 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
@@ -22,6 +23,8 @@ from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics, Reason
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
+
+_log = logging.getLogger(__name__)
 
 
 class Run(Protocol):
@@ -137,13 +140,23 @@ class GraphScheduler(ABC):
             self._inside += 1
             passing.started_ns = time.monotonic_ns()
             inputs, passing.request.inputs = passing.request.inputs, {}
-            try:
-                converted = self._to_graph(inputs)
-            except PenstockError as error:
-                self._ended(passing, error)
-                continue
-            if passing.run is not None:
+            converted = self._attempted(self._to_graph, inputs)
+            if isinstance(converted, PenstockError):
+                self._ended(passing, converted)
+            elif passing.run is not None:
                 passing.run.begin(converted)
+
+    def _attempted(
+        self, convert: Callable[[Mapping[str, Array]], Mapping[str, Array]], values: Mapping[str, Array]
+    ) -> Told:
+        """The outcome of ``convert(values)``. Whatever happens, the request is answered."""
+        try:
+            return convert(values)
+        except PenstockError as error:
+            return error
+        except Exception:  # noqa: BLE001 - reported to the client
+            _log.exception("%s failed", self._title)
+            return PenstockError("internal error")
 
     def _expire(self, passing: Passing) -> None:
         if passing in self._waiting:
@@ -161,10 +174,7 @@ class GraphScheduler(ABC):
         passing.release()
         passing.run = None  # breaks the reference cycle
         if not isinstance(told, PenstockError):
-            try:
-                told = self._to_client(told)
-            except PenstockError as error:
-                told = error
+            told = self._attempted(self._to_client, told)
         if isinstance(told, PenstockError):
             named = told if isinstance(told, Cancelled) else prefixed(f"in {self._title}, ", told)
             self._answers.fail(passing, named, Failure.of(told))
