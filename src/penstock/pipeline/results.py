@@ -13,7 +13,10 @@ from penstock.tensor import Array, DataType, as_bytes
 
 
 def check_result(kind: ValueType, value: Any) -> Value:
-    """``value`` in the form that the steps read. A Python number becomes an array. Raises InvalidInput if it is not of type ``kind``."""
+    """``value`` in the form that the steps read: a Python number becomes an array.
+
+    Raises InvalidInput if it is not of type ``kind``.
+    """
     if kind.many:
         if not isinstance(value, list | tuple):
             raise _wrong(kind, value)

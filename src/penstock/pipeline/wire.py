@@ -17,6 +17,9 @@ from penstock.pipeline.function import Function
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
+_LARGE = 4_096
+"""Number of elements from which ``to_json`` may keep an array."""
+
 
 def signature_of(function: Function) -> Signature:
     """The tensors of ``function``, without a batch dimension."""
@@ -34,9 +37,13 @@ def to_tensors(function: Function, values: Mapping[str, Value]) -> dict[str, Arr
     return {name: _tensor(name, function.outputs[name], value) for name, value in values.items()}
 
 
-def to_json(function: Function, tensors: Mapping[str, Array]) -> dict[str, Any]:
-    """The output ``tensors`` as plain data: text as strings, files in base64, and arrays as nested lists."""
-    return {name: _plain(function.outputs[name], array) for name, array in tensors.items()}
+def to_json(function: Function, tensors: Mapping[str, Array], *, keep_large: bool = False) -> dict[str, Any]:
+    """The output ``tensors`` as plain data: text as strings, files in base64, and arrays as nested lists.
+
+    With ``keep_large``, large arrays of numbers stay arrays with elements of equal values, floats in FP64. As lists, they would take
+    many times the memory, and hold the interpreter lock for long.
+    """
+    return {name: _plain(function.outputs[name], array, keep_large) for name, array in tensors.items()}
 
 
 def _spec(name: str, kind: ValueType) -> TensorSpec:
@@ -78,7 +85,7 @@ def _tensor(name: str, kind: ValueType, value: Value) -> Array:
     return np.stack(value)
 
 
-def _plain(kind: ValueType, array: Array) -> Any:
+def _plain(kind: ValueType, array: Array, keep_large: bool) -> Any:
     if kind.datatype is DataType.BYTES and kind.media is not Media.TENSOR:
         elements = [_shown(kind, one) for one in array]
         return elements if kind.many else elements[0]
@@ -86,6 +93,8 @@ def _plain(kind: ValueType, array: Array) -> Any:
         return np.frompyfunc(lambda one: as_bytes(one).decode(errors="replace"), 1, 1)(array).tolist()
     if array.dtype.kind not in "biuf":
         array = array.astype(np.float32)  # BF16
+    if keep_large and array.size > _LARGE:
+        return array.astype(np.float64) if array.dtype.kind == "f" else array
     plain = array.tolist()
     return plain if kind.shape or kind.many else plain[0]
 

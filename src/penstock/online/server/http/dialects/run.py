@@ -68,7 +68,7 @@ class HttpRun:
 
 def write(function: Function, outputs: Mapping[str, Array]) -> bytes:
     """Encode the outputs as a JSON object."""
-    return write_json(to_json(function, outputs))
+    return write_json(to_json(function, outputs, keep_large=True))
 
 
 def read(
