@@ -13,8 +13,7 @@ import numpy as np
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, InvalidInput, PenstockError, PermissionDenied, prefixed
-from penstock.pipeline.results import check_result
-from penstock.pipeline.value import FILE, TEXT, Media, Value, ValueType
+from penstock.pipeline.value import FILE, TEXT, Media, Value, ValueType, check_result
 from penstock.tensor import DataType
 
 _HINT = 'write e.g. def f(scores: Tensor["FP32", 10], text: str) -> list[str]'

@@ -10,7 +10,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable, prefixed
 from penstock.online.scheduler.answers import Answers
@@ -25,6 +25,7 @@ from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
+_Converted = TypeVar("_Converted", bound=Mapping[str, Array])
 
 
 class Run(Protocol):
@@ -147,8 +148,8 @@ class GraphScheduler(ABC):
                 passing.run.begin(converted)
 
     def _attempted(
-        self, convert: Callable[[Mapping[str, Array]], Mapping[str, Array]], values: Mapping[str, Array]
-    ) -> Told:
+        self, convert: Callable[[Mapping[str, Array]], _Converted], values: Mapping[str, Array]
+    ) -> _Converted | PenstockError:
         """The outcome of ``convert(values)``. Whatever happens, the request is answered."""
         try:
             return convert(values)
