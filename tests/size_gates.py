@@ -31,7 +31,7 @@ ROOM_LINES = {
     "online/cache": 841,
     "online/instances": 3_170,
     "online/repository": 5_290,
-    "online/scheduler": 2_955,
+    "online/scheduler": 2_965,
     "online/server": 15_850,
     "perf": 2_961,
     "pipeline": 7_400,

@@ -34,6 +34,14 @@ def plain(p) -> str:
 def odd(p: dict) -> str:
     return p
 
+def leaves(p: str) -> str:
+    raise SystemExit(3)
+
+def changes(a: Tensor["FP32", 2], some: list[Tensor["FP32", 2]]) -> str:
+    some.clear()
+    a[0] = 5
+    return ""
+
 def short(p: str) -> tuple[str, str]:
     return ("one",)
 """
@@ -109,3 +117,58 @@ def test_errors_of_the_function_are_those_of_the_item() -> None:
 def test_steps_return_what_the_function_returns() -> None:
     step = read_python_step("my.py:both", FILES, is_allowed=True)
     assert step.run({"a": np.arange(2), "f": b"", "names": []}) == {"0": "x", "1": np.float32(1)}
+
+
+def test_exit_of_the_function_is_an_error_of_the_item() -> None:
+    with pytest.raises(InvalidInput, match="'leaves' of my.py failed: SystemExit: 3"):
+        read_python_step("my.py:leaves", FILES, is_allowed=True).run({"p": "x"})
+
+
+def test_the_function_cannot_change_values_that_other_steps_read() -> None:
+    numbers, some = np.zeros(2, np.float32), [np.zeros(2, np.float32)]
+    with pytest.raises(InvalidInput, match="read-only"):
+        read_python_step("my.py:changes", FILES, is_allowed=True).run({"a": numbers, "some": some})
+    assert not numbers.any()
+    assert len(some) == 1
+    assert numbers.flags.writeable
+
+
+def returning(hint: str, value: str) -> Any:
+    """The result of a function with the type ``hint`` that returns ``value``."""
+    code = f"import numpy as np\nfrom penstock import Tensor\ndef f() -> {hint}:\n    return {value}".encode()
+    return read_python_step("f.py:f", {"f.py": code}, is_allowed=True).run({})["value"]
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        ("str", "5"),
+        ("str", "None"),
+        ("str", "b'x'"),
+        ("str", "'\\ud800'"),
+        ("bytes", "'x'"),
+        ("list[str]", "'ab'"),
+        ("list[str]", "iter(['a'])"),
+        ("list[str]", "['a', 1]"),
+        ("list[Tensor['FP32', 2]]", "[np.zeros(3, np.float32)]"),
+        ("Tensor['FP32', 3]", "np.zeros(4, np.float32)"),
+        ("Tensor['FP32', 3]", "np.zeros((1, 3), np.float32)"),
+        ("Tensor['FP32', 3]", "np.zeros(3)"),
+        ("Tensor['FP32', 3]", "[1, 2, 3]"),
+        ("Tensor['INT32']", "1 << 40"),
+        ("Tensor['BYTES', 1]", "np.array([None])"),
+        ("Tensor['BYTES', 1]", "np.array(['\\ud800'], object)"),
+    ],
+)
+def test_results_must_be_of_the_declared_type(hint: str, value: str) -> None:
+    with pytest.raises(InvalidInput, match="^the result of 'f' of f.py (is|has) "):
+        returning(hint, value)
+
+
+def test_results_of_the_declared_type_are_returned() -> None:
+    assert returning("list[str]", "('a', 'b')") == ["a", "b"]
+    assert returning("bytes", "b''") == b""
+    assert returning("Tensor['FP32', -1]", "np.zeros(0, np.float32)").shape == (0,)
+    assert returning("Tensor['BYTES', 2]", "np.array(['a', b'b'], object)").tolist() == ["a", b"b"]
+    number = returning("Tensor['FP32']", "0.5")
+    assert (number.dtype, number.shape, number.item()) == (np.float32, (), 0.5)

@@ -98,3 +98,12 @@ def test_other_bytes_are_refused() -> None:
     for text in (b"[" * 100_000, b"{", b"\xff"):
         with pytest.raises(InvalidConfig, match="not valid JSON"):
             read_json(text, "pipeline.json")
+
+
+def test_numbers_and_text_that_cannot_be_stored_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="is not valid TOML"):
+        read_source(b"a = " + b"1" * 5_000, "p.toml")
+    for text in (b'a:\n  - "x\\ud800"', b'a:\n  "\\udfff": 1'):
+        with pytest.raises(InvalidConfig, match="line 2: the text has half a surrogate pair"):
+            read_source(text, "p.yaml")
+    assert read_source('a: "\\ue000😀"'.encode(), "p.yaml").data == {"a": "\ue000😀"}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgument
+from penstock.online.server.http.dialects.nested import write_json
 from penstock.pipeline.function import Function
 from penstock.pipeline.graph import declare
 from penstock.pipeline.value import FILE, TEXT, Media, ValueType
@@ -81,3 +82,18 @@ def test_a_list_of_different_shapes_is_refused() -> None:
     made = function({}, {"y": tensor(-1, many=True)})
     with pytest.raises(InvalidArgument, match="output 'y' have different shapes"):
         to_tensors(made, {"y": [np.zeros(1, np.float32), np.zeros(2, np.float32)]})
+
+
+@pytest.mark.parametrize(
+    "datatype", [DataType.UINT8, DataType.INT64, DataType.FP16, DataType.FP32, DataType.BOOL, DataType.BF16]
+)
+def test_large_arrays_are_written_as_their_lists_are(datatype: DataType) -> None:
+    made = function({}, {"y": tensor(-1, -1, 3, datatype=datatype)})
+    for shape in ((2, 9000, 3), (3000, 5, 3), (1, 1, 3)):
+        array = np.random.default_rng(0).normal(0, 100, shape).astype(datatype.dtype)
+        if datatype.is_float:
+            array[0, 0] = [np.nan, np.inf, -0.0]
+        lists = to_json(made, {"y": array})
+        kept = to_json(made, {"y": array}, keep_large=True)
+        assert isinstance(kept["y"], np.ndarray if array.size > 4096 else list)
+        assert write_json(kept) == write_json(lists)

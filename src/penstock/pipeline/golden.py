@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.errors import IntegrityError, PenstockError
 from penstock.pipeline.function import Function, MapStep, ModelStep
+from penstock.pipeline.inputs import check_inputs
 from penstock.pipeline.value import Value
 from penstock.tensor import Array, DataType, as_bytes, from_wire, to_wire
 
@@ -174,8 +175,9 @@ def replay(
         runner.function, {name for name in variants if variants[name] != golden.variants.get(name)}, tolerances
     )
     for number, example in enumerate(golden.examples, 1):
-        inputs = {name: one.value(files) for name, one in example.inputs.items()}
         try:
+            given = {name: one.value(files) for name, one in example.inputs.items()}
+            inputs = check_inputs(runner.function.inputs, given)
             values = record(runner, inputs)
         except PenstockError as error:
             raise IntegrityError(f"example {number} fails: {error.message}", error.hint) from error

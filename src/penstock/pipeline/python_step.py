@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from penstock.config import did_you_mean
-from penstock.errors import InvalidConfig, InvalidInput, PenstockError, PermissionDenied
-from penstock.pipeline.value import FILE, TEXT, Media, Value, ValueType
+from penstock.errors import InvalidConfig, InvalidInput, PenstockError, PermissionDenied, prefixed
+from penstock.pipeline.value import FILE, TEXT, Media, Value, ValueType, check_result
 from penstock.tensor import DataType
 
 _HINT = 'write e.g. def f(scores: Tensor["FP32", 10], text: str) -> list[str]'
@@ -37,15 +38,19 @@ class PythonStep(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The outputs for one item. Raises PermissionDenied unless ``is_allowed``, and InvalidInput if the function fails."""
         function = self._loaded
         try:
-            returned = function(**inputs)
+            returned = function(**{name: _shielded(value) for name, value in inputs.items()})
         except PenstockError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidInput(f"'{self.function}' of {self.file} failed: {type(error).__name__}: {error}") from error
         results = returned if len(self.outputs) > 1 else (returned,)
         if not isinstance(results, tuple | list) or len(results) != len(self.outputs):
             raise InvalidInput(f"'{self.function}' of {self.file} must return {len(self.outputs)} values")
-        return dict(zip(self.outputs, results, strict=True))
+        try:
+            found = zip(self.outputs.items(), results, strict=True)
+            return {name: check_result(kind, value) for (name, kind), value in found}
+        except InvalidInput as error:
+            raise prefixed(f"the result of '{self.function}' of {self.file} ", error) from None
 
     @functools.cached_property
     def _loaded(self) -> Callable[..., Any]:
@@ -57,12 +62,22 @@ class PythonStep(msgspec.Struct, frozen=True, eq=False, dict=True):
         module: dict[str, Any] = {"__name__": f"penstock_step_{self.function}", "__file__": self.file}
         try:
             exec(compile(self.code, self.file, "exec"), module)  # noqa: S102 - with the user's permission
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidConfig(f"{self.file} cannot be run: {type(error).__name__}: {error}") from error
         found = module.get(self.function)
         if not inspect.isfunction(found):
             raise InvalidConfig(f"'{self.function}' of {self.file} is not a function")
         return found
+
+
+def _shielded(value: Value) -> Value:
+    """``value`` as a function may have it: other steps read the same arrays, so that a change would change their results."""
+    if isinstance(value, list):
+        return [_shielded(one) for one in value]
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
 
 
 def read_python_step(target: str, files: Mapping[str, bytes], is_allowed: bool = False) -> PythonStep:

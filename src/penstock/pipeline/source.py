@@ -83,7 +83,7 @@ def read_source(text: bytes, name: str) -> SourceText:
 def _read_toml(text: str, name: str) -> SourceText:
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # Python's own ValueError for whole numbers of thousands of digits
         raise InvalidConfig(f"{name} is not valid TOML: {error}") from None
     if _depth_exceeds(data, MAX_DEPTH):
         raise located(name, 0, f"the values are nested deeper than {MAX_DEPTH} levels")
@@ -170,6 +170,7 @@ class _YamlReader:
         if len(path) > MAX_DEPTH:
             raise self._error(event, f"the values are nested deeper than {MAX_DEPTH} levels")
         if kind == "ScalarEvent":
+            self._check_encodable(event)
             return self._scalar(event) if event.implicit[0] else event.value
         return self._mapping(path) if kind == "MappingStartEvent" else self._sequence(path)
 
@@ -180,6 +181,7 @@ class _YamlReader:
                 break
             if type(event).__name__ != "ScalarEvent":
                 raise self._error(event, "a key must be text")
+            self._check_encodable(event)
             if event.value in found:
                 raise self._error(event, f"the key {quoted(event.value)} occurs twice", "remove one")
             found[event.value] = self._value(next(self._events), (*path, event.value))
@@ -203,6 +205,12 @@ class _YamlReader:
                 raise self._error(event, f"the number {shortened(text, 40)} is too large", "quote it if it is text")
             return int(text) if match["float"] is None else float(text)
         return text
+
+    def _check_encodable(self, event: Any) -> None:
+        if any("\ud800" <= one <= "\udfff" for one in event.value):
+            raise self._error(
+                event, "the text has half a surrogate pair, such as \\ud83d", "write the character itself"
+            )
 
     def _error(self, event: Any, message: str, hint: str = "") -> Located:
         return located(self._name, event.start_mark.line + 1, message, hint)

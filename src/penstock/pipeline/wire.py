@@ -17,6 +17,9 @@ from penstock.pipeline.function import Function
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
+_LARGE = 4_096
+"""Number of elements from which ``to_json`` may keep an array."""
+
 
 def signature_of(function: Function) -> Signature:
     """The tensors of ``function``, without a batch dimension."""

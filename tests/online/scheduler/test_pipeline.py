@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from penstock.online.repository.model_source import ModelSource
 from penstock.pipeline.function import Function
 from penstock.pipeline.value import Value
 from penstock.request import Deadline
+from penstock.resources import usable_cores
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
 from random_functions import MODEL, Plain, Wiring, expected, finished, forward, function_of, functions, number
@@ -198,5 +199,52 @@ def test_wrong_tensors_are_refused() -> None:
             bench.pipeline(function_of(Wiring(), Plain(salt=0)))
             error: PenstockError = await bench.ask("p", {"x": np.zeros(3, np.int64)}).error
             assert "unexpected shape for input 'x'" in error.message
+
+    run(test)
+
+
+class Leaves(Plain, frozen=True, kw_only=True):
+    """Ends its thread, as a panic of a library in Rust does, if the number is odd."""
+
+    def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        if inputs["x0"][0] % 2:
+            raise SystemExit
+        return {"y": inputs["x0"]}
+
+    def run_many(self, items: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
+        return [self.run(item) for item in items]
+
+
+class Unsendable(Plain, frozen=True, kw_only=True):
+    """Returns what is no tensor."""
+
+    def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        return {"y": [[1], [1, 2]]}
+
+
+def test_a_request_is_answered_even_if_its_step_ends_the_thread() -> None:
+    async def test() -> None:
+        async with PipelineBench() as bench:
+            handle = bench.pipeline(function_of(Wiring(), Leaves(salt=1)))
+            asked = [bench.ask("p", {"x": number(value)}) for value in range(8 * usable_cores())]
+            for value, one in enumerate(asked):
+                if value % 2:
+                    error = await asyncio.wait_for(one.error, 10)
+                    assert error.message == "in pipeline 'p', step 's0': internal error"
+                else:
+                    assert (await asyncio.wait_for(one.response, 10)).outputs["y"].tolist() == [value]
+            assert handle.statistics.pending == 0
+
+    run(test)
+
+
+def test_a_request_is_answered_even_if_its_outputs_cannot_be_sent() -> None:
+    async def test() -> None:
+        async with PipelineBench() as bench:
+            handle = bench.pipeline(function_of(Wiring(), Unsendable(salt=1)))
+            for _ in range(8 * usable_cores()):
+                error = await asyncio.wait_for(bench.ask("p", {"x": number(1)}).error, 10)
+                assert error.message == "in pipeline 'p', internal error"
+            assert handle.statistics.pending == 0
 
     run(test)

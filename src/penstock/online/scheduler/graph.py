@@ -6,10 +6,11 @@ Such a scheduler has no instances. Its steps send requests to the schedulers of 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable, prefixed
 from penstock.online.scheduler.answers import Answers
@@ -22,6 +23,9 @@ from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics, Reason
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
+
+_log = logging.getLogger(__name__)
+_Converted = TypeVar("_Converted", bound=Mapping[str, Array])
 
 
 class Run(Protocol):
@@ -137,13 +141,23 @@ class GraphScheduler(ABC):
             self._inside += 1
             passing.started_ns = time.monotonic_ns()
             inputs, passing.request.inputs = passing.request.inputs, {}
-            try:
-                converted = self._to_graph(inputs)
-            except PenstockError as error:
-                self._ended(passing, error)
-                continue
-            if passing.run is not None:
+            converted = self._attempted(self._to_graph, inputs)
+            if isinstance(converted, PenstockError):
+                self._ended(passing, converted)
+            elif passing.run is not None:
                 passing.run.begin(converted)
+
+    def _attempted(
+        self, convert: Callable[[Mapping[str, Array]], _Converted], values: Mapping[str, Array]
+    ) -> _Converted | PenstockError:
+        """The outcome of ``convert(values)``. Whatever happens, the request is answered."""
+        try:
+            return convert(values)
+        except PenstockError as error:
+            return error
+        except Exception:  # noqa: BLE001 - reported to the client
+            _log.exception("%s failed", self._title)
+            return PenstockError("internal error")
 
     def _expire(self, passing: Passing) -> None:
         if passing in self._waiting:
@@ -161,10 +175,7 @@ class GraphScheduler(ABC):
         passing.release()
         passing.run = None  # breaks the reference cycle
         if not isinstance(told, PenstockError):
-            try:
-                told = self._to_client(told)
-            except PenstockError as error:
-                told = error
+            told = self._attempted(self._to_client, told)
         if isinstance(told, PenstockError):
             named = told if isinstance(told, Cancelled) else prefixed(f"in {self._title}, ", told)
             self._answers.fail(passing, named, Failure.of(told))

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -14,7 +14,7 @@ from typing import Self
 from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
 from penstock.pipeline.streaming.memory import Memory
-from penstock.pipeline.streaming.stage import StageBatch, StageCall, StageQueue, StageSpec, take
+from penstock.pipeline.streaming.stage import Inputs, StageBatch, StageCall, StageQueue, StageSpec, take
 from penstock.pipeline.streaming.timeline import Timeline
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Workers:
         self._changed = threading.Condition(threading.Lock())
         self._stopped = False
         self._own = threading.local()
-        """``is_free`` is True if the thread ends a batch, and so takes a call next. Its first new call need not wake another thread."""
+        """``is_free`` is True if the thread ends a batch, and so takes a call next. Its first new call wakes no other thread."""
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-worker-{n}", daemon=True) for n in range(threads)
         ]
@@ -142,17 +142,26 @@ class Workers:
 
     def _run(self, batch: StageBatch) -> None:
         start_ns = time.perf_counter_ns()
-        try:
-            outcomes = batch.stage.spec.run(batch.inputs)
-        except Exception:  # noqa: BLE001 - every call must get an outcome
-            _log.exception("step '%s' failed", batch.stage.spec.name)
-            outcomes = [PenstockError("internal error")] * len(batch.calls)
+        outcomes = _outcomes(batch.stage.spec, batch.inputs)
         if self._timeline is not None:
             items = (call.item for call in batch.calls)
             self._timeline.add(batch.stage.spec.name, items, threading.current_thread().name, start_ns)
         self._own.is_free = True
         self.finish(batch, outcomes)
         self._own.is_free = False
+
+
+def _outcomes(spec: StageSpec, inputs: Sequence[Inputs]) -> list[Told]:
+    """The outcomes of calls that run together. After an unknown error, each runs alone, so that it fails no other call."""
+    try:
+        return spec.run(inputs)
+    except BaseException as error:  # SystemExit, or a panic in Rust, must not end the worker without an outcome
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        if len(inputs) > 1:
+            return [outcome for one in inputs for outcome in _outcomes(spec, [one])]
+        _log.exception("step '%s' failed", spec.name)
+        return [PenstockError("internal error")]
 
 
 def _deliver(calls: list[StageCall], outcomes: list[Told]) -> None:
