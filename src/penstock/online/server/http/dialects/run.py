@@ -31,7 +31,8 @@ from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _FORM = b"multipart/form-data"
 _JSON = b"application/json"
-_UNTYPED = (b"application/octet-stream", b"application/x-www-form-urlencoded", b"")
+_CURL = b"application/x-www-form-urlencoded"
+_UNTYPED = (b"application/octet-stream", _CURL, b"")
 """Content types that clients send for any file."""
 _HINT = "send a form, such as curl -F NAME=@FILE; the content of the only input; or JSON"
 
@@ -109,7 +110,23 @@ def _content(function: Function, spec: TensorSpec, media: bytes, content: bytes)
             f"input {quoted(spec.name)} is {wanted}, but the content type is '{media.decode(errors='replace'):.80}'",
             _HINT,
         )
+    if media == _CURL and kind.media is Media.TEXT and _is_json_object(content):
+        raise WrongMedia(
+            f"the body is a JSON object, but the content type is '{_CURL.decode()}', which curl -d sends",
+            "send 'Content-Type: application/json', or 'text/plain' if the text itself is JSON",
+        )
     return _one(content)
+
+
+def _is_json_object(content: bytes) -> bool:
+    """True if ``content`` is a JSON object."""
+    if not content.lstrip().startswith(b"{"):
+        return False
+    try:
+        orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _read_json(body: Buffer, function: Function, specs: tuple[TensorSpec, ...]) -> Steps[dict[str, Array]]:
