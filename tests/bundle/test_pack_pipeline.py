@@ -10,7 +10,15 @@ from penstock.bundle.open import open_bundle
 from penstock.bundle.pack_model import pack_model
 from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.bundle.pipeline import open_pipeline
-from penstock.errors import AlreadyExists, InvalidConfig, InvalidInput, InvalidModel, NotFound, PermissionDenied
+from penstock.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidInput,
+    InvalidModel,
+    NotFound,
+    PermissionDenied,
+)
 from pipelines import FEATURES, SCORES, WEIGHT, scores_bundle, scores_folder
 
 PYTHON = SCORES.replace("  - step: top_k", "  - {python: my.py:grade, in: p, out: grade}\n  - step: top_k").replace(
@@ -98,6 +106,12 @@ def test_an_example_that_fails(tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text(code)
     with pytest.raises(InvalidInput, match="example 1: step 'grade': 'grade' of my.py failed: ValueError: no"):
         scores_bundle(tmp_path, PYTHON, allow_python=True)
+
+
+def test_an_example_that_lacks_an_output(tmp_path: Path) -> None:
+    text = SCORES.replace("k: 1", "k: 1\n    when: limit > 0").replace("outputs:", "constants: {limit: 0}\noutputs:")
+    with pytest.raises(InvalidArgument, match="example 1: output 'label' is missing"):
+        scores_bundle(tmp_path, text)
 
 
 def test_a_broken_model_and_a_missing_declaration(tmp_path: Path) -> None:

@@ -78,8 +78,10 @@ def test_types_and_facts(scores: Pipeline) -> None:
 
 def test_an_item_that_fails_ends_the_batch_but_not_a_tolerant_stream(scores: Pipeline) -> None:
     items = [ITEMS[0], np.zeros(4, np.float32), "text", ITEMS[1]]
-    with pytest.raises(InvalidArgument, match="unexpected shape"):
+    with pytest.raises(InvalidArgument, match="item 1: unexpected shape"):
         scores.batch(items)
+    with pytest.raises(InvalidArgument, match="the items are one str"):
+        scores.batch("text")
     told = list(scores.stream(items, keep_errors=True))
     assert [isinstance(one, PenstockError) for one in told] == [False, True, True, False]
     assert same(told[3], scores(ITEMS[1]))

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from penstock.artifact import Format, format_of, listed
 from penstock.bundle.evidence import Evidence
-from penstock.bundle.open import is_pipeline
+from penstock.bundle.open import is_pipeline, may_be_bundle, open_bundle
 from penstock.bundle.titles import variant_title
 from penstock.cli import options
 from penstock.cli.flags.sources import runnable
@@ -22,7 +22,7 @@ from penstock.cli.views.answers import infer_pipeline
 from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset
 from penstock.engines.registry import engine_title, engines_for
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, NotFound, PenstockError
 from penstock.inputs.hints import hints_for
 from penstock.inputs.meanings import meanings_of
 from penstock.offline.judge.accuracy import joined
@@ -32,6 +32,7 @@ from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import MODELS, Model
 from penstock.samples.hints import InputHints
 from penstock.samples.open import load_dataset
+from penstock.samples.user_code import is_function
 from penstock.storage.atomic import check_writable, real_path, replacing, whole_file
 from penstock.tensor import Array
 
@@ -111,10 +112,22 @@ def infer(
         infer_pipeline(bundle, items or [], text or [], draw, allow_python, json)
         return
     if items or text or draw is not None:
+        _check_model(bundle)
         raise InvalidArgument(f"'{bundle}' is a model, which takes tensors", "name their file with --inputs")
     if inputs is None:
         raise InvalidArgument("--inputs is missing", "name a file of samples, e.g. --inputs test.npz")
     _infer_model(bundle, inputs, outputs, batch, trust_labels, json)
+
+
+def _check_model(given: Path) -> None:
+    """Raises NotFound, IntegrityError or InvalidArgument if ``given``, which is no bundle of a pipeline, cannot be a model."""
+    if given.is_file() and given.suffix.lower() in (".yaml", ".yml", ".toml"):
+        hint = f"pack it with `penstock pack {given} -o {given.stem}.bundle`, and run the bundle"
+        raise InvalidArgument(f"'{given}' is the declaration of a pipeline", hint)
+    if given.exists() and may_be_bundle(given):
+        open_bundle(given)
+    elif not given.exists() and not is_function(str(given)):
+        raise NotFound(f"no bundle or model '{given}'", "check the path, or pack a pipeline with `penstock pack`")
 
 
 def _infer_model(

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from penstock import runtime
-from penstock.errors import InvalidArgument, PenstockError, WrongResult, prefixed
+from penstock.errors import InvalidArgument, PenstockError, Unsupported, WrongResult, prefixed
 from penstock.offloading.agreement import check_equal, check_same
 from penstock.offloading.choice import Outlook, Plan, Side, choose, probe_due, retry_after
 from penstock.offloading.device import battery_share, free_memory
@@ -285,7 +285,7 @@ def offload(
     certificate. With ``head``, calls are split: this head of the model runs on the device, and ``model``, by default ``tail``, on the
     server (see ``penstock split``). An unreachable server is no error: the device answers, and the server is tried again later.
 
-    Raises the errors of ``penstock.open``, and InvalidArgument for a wrong URL.
+    Raises the errors of ``penstock.open``, InvalidArgument for a wrong URL, and Unsupported for a pipeline.
     """
     options = options or OffloadOptions()
     address = Address.parse(url, ca, key)
@@ -293,6 +293,9 @@ def offload(
         device = runtime.open(path)
     except PenstockError as error:
         raise prefixed("offloading needs the model on this device too: ", error) from None
+    if isinstance(device, runtime.Pipeline):
+        device.close()
+        raise Unsupported(f"'{path}' is a pipeline, but offloading runs models", "offload the model of the pipeline")
     server: ServedModel | ServedTail = ServedModel(
         address, model or ("tail" if head else device.name), options.timeout_s
     )

@@ -149,7 +149,8 @@ def _float_difference(one: Array, two: Array, tolerance: float) -> str:
 def observed(function: Function) -> Function:
     """``function`` with the results of all its steps as outputs."""
     values = tuple(dict.fromkeys(value for step in function.graph.steps for value in step.outputs.values()))
-    graph = msgspec.structs.replace(function.graph, outputs=values, optional=frozenset(values))
+    wanted = set(function.graph.outputs) - function.graph.optional
+    graph = msgspec.structs.replace(function.graph, outputs=values, optional=frozenset(values) - wanted)
     return msgspec.structs.replace(function, outputs={name: function.types[name] for name in values}, graph=graph)
 
 

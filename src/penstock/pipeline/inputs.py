@@ -48,7 +48,9 @@ def _or_array(media: Media) -> str:
 
 
 def _wrong(name: str, wanted: str, value: Value) -> InvalidArgument:
-    return InvalidArgument(f"input '{name}' must be {wanted}, not {type(value).__name__}")
+    is_pillow = type(value).__module__.startswith("PIL.")
+    hint = "pass numpy.asarray(picture.convert('RGB'))" if is_pillow else ""
+    return InvalidArgument(f"input '{name}' must be {wanted}, not {type(value).__name__}", hint)
 
 
 def read_array(value: Any, datatype: DataType) -> Array:

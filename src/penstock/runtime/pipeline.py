@@ -14,7 +14,7 @@ from typing import Any, Self
 from penstock.bundle.local import NO_LIMITS, DeviceLimits
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
-from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable, prefixed
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import observed
@@ -109,7 +109,7 @@ class Pipeline:
         return await asyncio.to_thread(self, *given, **named)
 
     def batch(self, items: Iterable[Item]) -> list[dict[str, Value]]:
-        """The outputs for all ``items``, in order. Raises the error of the first item that fails."""
+        """The outputs for all ``items``, in order. Raises the error of the first item that fails, with its position from 0."""
         return list(self.stream(items))
 
     def stream(self, items: Iterable[Item], *, keep_errors: bool = False) -> Iterator[Any]:
@@ -118,10 +118,12 @@ class Pipeline:
         Only a bounded number of items is read ahead. An item that fails raises its error, which ends the stream; with ``keep_errors``,
         the error takes the place of the outputs, and the stream goes on.
         """
+        if isinstance(items, str | bytes | Path | Mapping):
+            raise InvalidArgument(f"the items are one {type(items).__name__}", "give a list of items")
         with self._running():
-            for told in self._outcomes(items):
+            for number, told in enumerate(self._outcomes(items)):
                 if isinstance(told, PenstockError) and not keep_errors:
-                    raise told
+                    raise prefixed(f"item {number}: ", told)
                 yield told if isinstance(told, PenstockError) else dict(told)
 
     def _outcomes(self, items: Iterable[Item]) -> Iterator[Told]:
@@ -147,6 +149,9 @@ class Pipeline:
     def to_json(self, outputs: Mapping[str, Value]) -> dict[str, Any]:
         """``outputs`` as plain data, as a server answers: files in base64, and arrays as nested lists."""
         return to_json(self._function, to_tensors(self._function, outputs))
+
+    def __repr__(self) -> str:
+        return f"<Pipeline '{self.name}': {', '.join(self.inputs)} → {', '.join(self.outputs)}>"
 
     def close(self) -> None:
         """Wait for the calls in progress, and release the memory. Idempotent."""

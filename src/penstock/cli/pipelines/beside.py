@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import onnx
 
-from penstock.cli.pipelines.new import DECLARATION, LABELS
+from penstock.cli.pipelines.new import DECLARATION, LABELS, json_file, labels_in
 from penstock.errors import Unsupported
 from penstock.offline.convert.convert import Conversion
 from penstock.pipeline.templates.fill import Given
-from penstock.pipeline.templates.huggingface import METADATA, from_folder
+from penstock.pipeline.templates.huggingface import from_folder
 from penstock.storage.atomic import write_whole
 
 
@@ -26,11 +25,10 @@ def write_beside(done: Conversion) -> Beside:
     """Write ``pipeline.yaml``, and ``labels.txt`` for a classifier. Existing files are kept."""
     assert done.output is not None
     folder = done.output.parent
-    about = _about(done.output)
-    files = {path.name: _content(path) for path in done.companions if path.suffix == ".json"}
+    files = {path.name: json_file(path) for path in done.companions if path.suffix == ".json"}
     given = Given(name=done.output.stem, model=done.output.name, signature=done.signature)
     try:
-        written = from_folder(given, about.get("labels", {}), files)
+        written = from_folder(given, labels_in(done.output), files)
     except Unsupported as error:
         return Beside(reason=error.message)
     texts = {DECLARATION: written.text}
@@ -38,21 +36,9 @@ def write_beside(done: Conversion) -> Beside:
         texts[LABELS] = "".join(f"{label}\n" for label in written.labels)
     for name, text in texts.items():
         if (folder / name).exists() and (folder / name).read_text() != text:
-            return Beside(reason=f"'{folder / name}' exists, with other content")
+            return Beside(
+                reason=f"'{folder / name}' exists, with other content; convert to a new folder, or use `penstock new`"
+            )
     for name, text in texts.items():
         write_whole(folder / name, text.encode())
     return Beside(tuple(folder / name for name in texts))
-
-
-def _about(model: Path) -> dict[str, dict[str, str]]:
-    properties = {one.key: one.value for one in onnx.load(model, load_external_data=False).metadata_props}
-    found: dict[str, dict[str, str]] = msgspec.json.decode(properties.get(METADATA, "{}"))
-    return found
-
-
-def _content(path: Path) -> object:
-    """The content of a JSON file; None if it is not valid."""
-    try:
-        return msgspec.json.decode(path.read_bytes())
-    except msgspec.DecodeError:
-        return None

@@ -18,11 +18,19 @@ from penstock.bundle.pipeline import facts_of
 from penstock.cli import options
 from penstock.config import did_you_mean
 from penstock.errors import InvalidArgument, NotFound
-from penstock.pipeline.templates.fill import KINDS, Given, class_count, fill
+from penstock.pipeline.templates.fill import KINDS, Given, class_count, empty_picture, fill
+from penstock.pipeline.templates.huggingface import METADATA, text_options
+from penstock.runtime import Model
 from penstock.storage.atomic import replacing
-from penstock.tensor import Signature
+from penstock.tensor import Signature, TensorSpec
 
 DECLARATION, LABELS, TOKENIZER = "pipeline.yaml", "labels.txt", "tokenizer.json"
+
+
+class _About(msgspec.Struct):
+    """What ``penstock convert`` wrote about a model of Hugging Face."""
+
+    labels: dict[str, str] = {}
 
 
 def new(
@@ -63,18 +71,22 @@ def new(
         )
     with replacing(folder, overwrite=False) as made:
         made.mkdir()
+        tokens = tokenizer or model.parent / TOKENIZER
         given = _given(folder.name, model, made)
+        if kind == "detector":
+            given = _measured(given, made / given.model)
+        if kind in ("text-classifier", "embedding") and tokens.is_file():
+            given = msgspec.structs.replace(given, options=_tokens(tokens))
         if recogniser is not None:
             given = msgspec.structs.replace(given, recogniser=_given(folder.name, recogniser, made))
         text = fill(kind, given)
         (made / DECLARATION).write_text(text)
         if LABELS in text:
-            (made / LABELS).write_text(_labels(labels, kind, given))
+            (made / LABELS).write_text(_labels(labels, kind, given, made / given.model))
         if TOKENIZER in text:
-            source = tokenizer or model.parent / TOKENIZER
-            if not source.is_file():
-                raise NotFound(f"there is no file '{source}'", "give the tokenizer of the model with --tokenizer")
-            (made / TOKENIZER).write_bytes(source.read_bytes())
+            if not tokens.is_file():
+                raise NotFound(f"there is no file '{tokens}'", "give the tokenizer of the model with --tokenizer")
+            (made / TOKENIZER).write_bytes(tokens.read_bytes())
         with tempfile.TemporaryDirectory() as scratch:
             pack_pipeline(made / DECLARATION, Path(scratch) / "check.bundle")
         files = sorted(path.name for path in made.iterdir())
@@ -130,9 +142,48 @@ def _final(model: Path) -> str:
     return next((node.op_type for node in graph.node if graph.output[0].name in node.output), "")
 
 
-def _labels(file: Path | None, kind: str, given: Given) -> str:
+def _measured(given: Given, model: Path) -> Given:
+    """``given`` with the sizes of outputs that the signature leaves free, from one call on an empty picture."""
+    outputs = given.signature.outputs
+    if all(size >= 0 for spec in outputs for size in spec.shape[1:]):
+        return given
+    with Model.open(model) as loaded:
+        found = loaded.infer(empty_picture(given))
+    fixed = tuple(
+        TensorSpec(spec.name, spec.datatype, (*spec.shape[:1], *found[spec.name].shape[1:])) for spec in outputs
+    )
+    return msgspec.structs.replace(given, signature=Signature(given.signature.inputs, fixed))
+
+
+def _tokens(tokenizer: Path) -> dict[str, Any]:
+    """Options of the template from the file beside ``tokenizer`` that Hugging Face writes with it."""
+    files: dict[str, Any] = {TOKENIZER: {}}
+    beside = tokenizer.with_name("tokenizer_config.json")
+    return text_options({**files, beside.name: json_file(beside)} if beside.is_file() else files)
+
+
+def json_file(path: Path) -> Any:
+    """The content of a JSON file; None if it is not valid."""
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError:
+        return None
+
+
+def labels_in(model: Path) -> dict[str, str]:
+    """The names of the classes by number that ``penstock convert`` wrote into the metadata of an ONNX file."""
+    if may_be_bundle(model) or model.suffix != ".onnx":
+        return {}
+    properties = {one.key: one.value for one in onnx.load(model, load_external_data=False).metadata_props}
+    return msgspec.json.decode(properties.get(METADATA, "{}"), type=_About).labels
+
+
+def _labels(file: Path | None, kind: str, given: Given, model: Path) -> str:
     count = class_count(kind, given)
     if file is None:
+        known = labels_in(model)
+        if known and len(known) == count:
+            return "".join(f"{known[key]}\n" for key in sorted(known, key=int))
         if count < 0:
             raise InvalidArgument(
                 "the model does not tell its number of classes", "give the names of the classes with --labels"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidArgument, PenstockError, prefixed
+from penstock.errors import InvalidArgument, NotFound, PenstockError, prefixed, shortened
 from penstock.pipeline.inputs import read_array
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.runtime import Pipeline
@@ -27,11 +27,15 @@ def infer_pipeline(
         items = read_items(pipeline, words, texts)
         if picture is not None and len(items) != 1:
             raise InvalidArgument(f"--draw takes one item, but {len(items)} are given", "name one picture")
+        if picture is not None and picture.suffix.lower() != ".png":
+            raise InvalidArgument(
+                f"--draw writes a PNG file, but the suffix of '{picture}' is not .png", "name a .png file"
+            )
         start = time.perf_counter()
         answers, failure = [], None
         for name, item, told in zip(names, items, pipeline.stream(items, keep_errors=True), strict=True):
             if isinstance(told, PenstockError):
-                failure = failure or prefixed(f"{name}: ", told)
+                failure = failure or prefixed(f"{shortened(name)}: ", told)
                 answer: dict[str, Any] = {"item": name, "error": {"code": told.code.value, "message": told.message}}
             else:
                 answer = {"item": name, "outputs": pipeline.to_json(told)}
@@ -100,7 +104,11 @@ def _is_one(pipeline: Pipeline, words: Sequence[str]) -> bool:
 def _value(kind: ValueType, word: str) -> Value:
     if kind.media is Media.TEXT:
         path = Path(word)
-        return path if path.suffix.lower() in (".txt", ".md") and path.is_file() else word
+        if path.suffix.lower() not in (".txt", ".md"):
+            return word
+        if not path.is_file():
+            raise NotFound(f"no file '{shortened(word)}'", "check the path; if it is a text, give it with --text")
+        return path
     if kind.media is not Media.TENSOR:
         return Path(word)
     path = Path(word)

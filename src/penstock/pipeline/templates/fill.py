@@ -10,9 +10,10 @@ from string import Template
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from penstock.errors import InvalidArgument
-from penstock.tensor import DataType, Signature, TensorSpec
+from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _CONDITION = re.compile(r"\[(\w+)\] ")
 _NAME = re.compile(r"[^A-Za-z0-9_]+")
@@ -80,6 +81,14 @@ def _picture(given: Given, default: tuple[int, int]) -> dict[str, Any]:
         "std": [1.0] * (1 if channels == 1 else 3),
         "input": json.dumps(spec.name),
     }
+
+
+def empty_picture(given: Given) -> dict[str, Array]:
+    """A call of a detector with one empty picture. Raises InvalidArgument if the model takes no picture."""
+    facts, spec = _picture(given, (_LARGE_SIDE, _LARGE_SIDE)), given.signature.inputs[0]
+    channels = max(spec.shape[1 if facts["planes"] else 3], 1)
+    shape = (channels, *facts["size"]) if facts["planes"] else (*facts["size"], channels)
+    return {spec.name: np.zeros((max(spec.shape[0], 1), *shape), spec.datatype.dtype)}
 
 
 def _image_classifier(given: Given) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def from_folder(given: Given, labels: Mapping[str, str], files: Mapping[str, Any
     if inputs == {"pixel_values"} and scores:
         kind, options = "image-classifier", _picture_options(files)
     elif "input_ids" in inputs:
-        kind, options = "text-classifier" if scores else "embedding", _text_options(files)
+        kind, options = "text-classifier" if scores else "embedding", text_options(files)
     else:
         raise Unsupported(f"there is no template for a model with the inputs {', '.join(sorted(inputs))}")
     count = next((spec.shape[1] for spec in given.signature.outputs if spec.name == "logits"), -1)
@@ -97,7 +97,7 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, int | float) for each in value)
 
 
-def _text_options(files: Mapping[str, Any]) -> dict[str, Any]:
+def text_options(files: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the templates for texts. Raises Unsupported."""
     if "tokenizer.json" not in files:
         raise Unsupported("the folder has no tokenizer.json, which a fast tokenizer of transformers saves")

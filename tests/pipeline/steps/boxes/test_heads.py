@@ -44,6 +44,11 @@ def test_yolo(anchors: int, classes: int, seed: int) -> None:
         np.testing.assert_array_equal(again[name], found[name])
 
 
+def test_scores_that_are_no_probabilities_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="the greatest score is 7, which is no probability"):
+        DecodeYolo().run({"value": np.full((6, 3), 7, np.float32)})
+
+
 def test_a_transposed_output_is_refused() -> None:
     step = DecodeYolo(classes=80)
     assert step.check({"value": ValueType(shape=(84, 8400))})["boxes"].shape == (-1, 4)

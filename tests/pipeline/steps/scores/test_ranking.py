@@ -111,6 +111,7 @@ def test_classes_get_their_names() -> None:
     step = Label(labels="digits").bound(DIGITS)
     assert step.run({"classes": np.array([3, 0, 3])})["labels"] == ["3", "0", "3"]
     assert step.run({"classes": np.zeros(0, np.int64)})["labels"] == []
+    assert step.run({"classes": np.array(3)})["labels"] == "3"
     for wrong in (10, -1):
         with pytest.raises(InvalidInput, match=f"no label for class {wrong}: 'labels' has 10 names"):
             step.run({"classes": np.array([1, wrong])})

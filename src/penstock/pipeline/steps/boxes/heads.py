@@ -16,6 +16,9 @@ from penstock.tensor import Array
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
+_MAX_SCORE = 1.05
+"""Probabilities of a quantised model may exceed 1 by rounding."""
+
 
 class _Head(Step, frozen=True, kw_only=True):
     outputs: ClassVar[tuple[str, ...]] = ("boxes", "scores", "classes")
@@ -62,7 +65,11 @@ class DecodeYolo(_Head, frozen=True, kw_only=True):
                 f"'value' has the shape {shape}, which is not that of YOLO {self.version}", "check 'version'"
             )
         scores = rows[:, first:]
-        return self._detected(corners(rows[:, :4]), scores if self.version == "v8" else scores * rows[:, 4:5])
+        found = self._detected(corners(rows[:, :4]), scores if self.version == "v8" else scores * rows[:, 4:5])
+        if (greatest := float(np.max(found["scores"], initial=0))) > _MAX_SCORE:
+            hint = "check 'version'; a model that returns logits needs a sigmoid"
+            raise InvalidInput(f"the greatest score is {greatest:.4g}, which is no probability", hint)
+        return found
 
 
 class DecodeDetr(_Head, frozen=True, kw_only=True):

@@ -23,7 +23,8 @@ from penstock.pipeline.steps.scores.labels import (
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.tensor import Array, DataType
 
-_LABEL_LIST = ValueType(media=Media.TEXT, datatype=DataType.BYTES, many=True)
+_LABEL = ValueType(media=Media.TEXT, datatype=DataType.BYTES)
+_LABEL_LIST = msgspec.structs.replace(_LABEL, many=True)
 
 
 class _Ranking(Step, frozen=True, kw_only=True):
@@ -121,7 +122,9 @@ class Argmax(Step, frozen=True, kw_only=True):
 
 
 class Label(Step, frozen=True, kw_only=True):
-    """Name classes: a list of labels for INT64 [n], such as the classes of boxes."""
+    """Name classes: a list of labels for INT64 [n], such as the classes of boxes, or one label for INT64 [], such as that of
+    ``argmax``.
+    """
 
     inputs: ClassVar[tuple[str, ...]] = ("classes",)
     outputs: ClassVar[tuple[str, ...]] = ("labels",)
@@ -134,16 +137,18 @@ class Label(Step, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, labels=bound_labels(self.labels, resources))
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """A list of text. Raises InvalidConfig unless the input is INT64 [n]."""
+        """A list of text, or a text. Raises InvalidConfig unless the input is INT64 [n] or INT64 []."""
         given = inputs["classes"]
-        if given.many or given.datatype is not DataType.INT64 or len(given.shape) != 1:
-            raise wrong_type("label", "classes", "INT64 [n]", given)
-        return {"labels": _LABEL_LIST}
+        if given.many or given.datatype is not DataType.INT64 or len(given.shape) > 1:
+            raise wrong_type("label", "classes", "INT64 [n] or INT64 []", given)
+        return {"labels": _LABEL_LIST if given.shape else _LABEL}
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The names. Raises InvalidInput for a class without a name."""
-        classes: Array = inputs["classes"]
+        given = np.asarray(inputs["classes"])
+        classes: Array = np.atleast_1d(given)
         wrong = classes[(classes < 0) | (classes >= len(self.labels))]
         if wrong.size:
             raise InvalidInput(f"there is no label for class {wrong[0]}: 'labels' has {len(self.labels)} names")
-        return {"labels": names_of(classes, self.labels)}
+        names = names_of(classes, self.labels)
+        return {"labels": names if given.ndim else names[0]}

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import orjson
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidArgument, Unsupported, quoted
@@ -30,7 +31,9 @@ from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _FORM = b"multipart/form-data"
 _JSON = b"application/json"
-_UNTYPED = (b"application/octet-stream", b"application/x-www-form-urlencoded", b"")
+_CURL = b"application/x-www-form-urlencoded"
+_SMALL_JSON = 64 << 10
+_UNTYPED = (b"application/octet-stream", _CURL, b"")
 """Content types that clients send for any file."""
 _HINT = "send a form, such as curl -F NAME=@FILE; the content of the only input; or JSON"
 
@@ -111,8 +114,24 @@ def _content(function: Function, spec: TensorSpec, media: bytes, content: Buffer
             f"input {quoted(spec.name)} is {wanted}, but the content type is '{media.decode(errors='replace'):.80}'",
             _HINT,
         )
+    if media == _CURL and kind.media is Media.TEXT and _is_json_object(content):
+        raise WrongMedia(
+            f"the body is a JSON object, but the content type is '{_CURL.decode()}', which curl -d sends",
+            "send 'Content-Type: application/json', or 'text/plain' if the text itself is JSON",
+        )
     yield len(content)
     return _one(bytes(content))
+
+
+def _is_json_object(content: Buffer) -> bool:
+    """True if ``content`` is a JSON object of at most 64 KiB."""
+    if len(content) > _SMALL_JSON or bytes(content[:1]) != b"{":
+        return False
+    try:
+        orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _read_json(body: Buffer, function: Function, specs: tuple[TensorSpec, ...]) -> Steps[dict[str, Array]]:
