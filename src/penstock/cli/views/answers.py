@@ -154,7 +154,7 @@ def draw(pipeline: Pipeline, item: Mapping[str, Value], outputs: Mapping[str, Va
             continue
         if kind.media is Media.TEXT and kind.many:
             given.setdefault("labels", value)
-        elif kind.datatype is DataType.FP32 and len(kind.shape) == 1:
+        elif kind.datatype is DataType.FP32 and len(kind.shape) + kind.many == 1:
             given.setdefault("scores", value)
     content = item[pictures[0]]
     pixels = DecodeImage().run({"value": Path(content).read_bytes() if isinstance(content, str | Path) else content})

@@ -110,7 +110,7 @@ class PadImage(Step, frozen=True, kw_only=True):
 class Letterbox(Step, frozen=True, kw_only=True):
     """Resize a picture into a rectangle with its aspect ratio kept, and pad the rest, as YOLO models need it.
 
-    ``scale_boxes`` maps boxes back; its option ``letterbox`` is ``like`` of this step.
+    ``scale_boxes`` with ``letterbox: true`` maps boxes back.
     """
 
     size: tuple[Side, Side]
