@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from penstock.cli.progress import StageProgress
+from penstock.cli.views.progress import StageProgress
 from rich.console import Console
 from rich.table import Table
 
