@@ -43,7 +43,7 @@ class Values(msgspec.Struct, tag=True):
     names: tuple[str, ...]
 
 
-class FindProbes(msgspec.Struct, tag=True):
+class Probe(msgspec.Struct, tag=True):
     seed: int
 
 
@@ -83,7 +83,7 @@ class Refused(msgspec.Struct, tag=True):
     operators: tuple[UnsupportedOperator, ...] = ()
 
 
-Question = Open | Compute | Values | FindProbes | Export
+Question = Open | Compute | Values | Probe | Export
 Answer = Opened | Arrays | Calls | Written | Refused
 
 
