@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from penstock.cli.progress import StageProgress
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +27,7 @@ from penstock.artifact import Artifact
 from penstock.cli.build import summary
 from penstock.cli.inspect import make_console, show
 from penstock.cli.main import fail
+from penstock.cli.views.progress import StageProgress
 from penstock.dataset import Dataset
 from penstock.errors import Cancelled, PenstockError
 from penstock.offline.build import BuildResult, Recipe, build
