@@ -1,6 +1,6 @@
-"""Pipelines from pictures to labels: a stream in one process against a serial loop, and `penstock serve` against FastAPI, with a network
-like ResNet-18; the standard steps against their reference libraries; equal answers in a process, a server and a video; the time of an
-embedded call beyond the engine's; and offloading to a server over simulated links. Compared programs are measured in turn.
+"""Pipelines from pictures to labels: a stream in one process against a serial loop, and `penstock serve` against FastAPI, with a
+network like ResNet-18; the standard steps against their reference libraries; equal answers in a process, a server and a video; the
+time of an embedded call beyond the engine's; and offloading over simulated links. Compared programs are measured in turn.
 """
 
 from __future__ import annotations
