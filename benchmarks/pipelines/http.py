@@ -1,6 +1,6 @@
 """A JPEG in, labels out: `penstock serve` against FastAPI with Pillow and ONNX Runtime, with 16 connections and with one.
 
-All servers run on the same core with one thread, get the same pictures, and send the same JSON members. FastAPI runs the model as it is
+All servers run on the same core with one thread, get the same pictures, and send the same JSON members. FastAPI runs the model as
 exported, in FP32. Penstock serves this model in INT8, as its own quantiser writes it. For comparison, both also serve the same FP32
 model, and the same INT8 model of ONNX Runtime's quantiser.
 """

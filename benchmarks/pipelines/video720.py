@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ from benchmarks.pipelines.pictures import MEAN, SIDE, STD, jpegs, network, pack,
 from benchmarks.results import Row, claim, fact
 from benchmarks.rounds import interleave, ratio
 from penstock.bundle.pipeline import load_models, local_models, open_pipeline
+from penstock.errors import PenstockError
+from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import observed
 from penstock.pipeline.streaming.stages import Stages
+from penstock.pipeline.value import Value
 from penstock.pipeline.video import read_frames
 from penstock.runtime import Pipeline
 from penstock.tensor import Array
@@ -49,7 +52,7 @@ def run(quick: bool) -> list[Row]:
             opened = open_pipeline(bundle)
             loaded = load_models(opened.models)
             prepare = Stages(observed(opened.function()), local_models(opened.models, loaded), ("tensor",))
-            tensors = [told["tensor"] for told in prepare.stream({"image": one} for one in distinct)]
+            tensors = [_values(told)["tensor"] for told in prepare.stream({"image": one} for one in distinct)]
             forward, size = loaded["net"].loaded.forward, opened.models["net"].manifest.serving.max_batch
             found = interleave(
                 {
@@ -102,6 +105,12 @@ def _serial(model: Path) -> Callable[[Image.Image], Array]:
         return scores
 
     return classify
+
+
+def _values(told: Told) -> Mapping[str, Value]:
+    if isinstance(told, PenstockError):
+        raise told
+    return told
 
 
 def _opened(jpeg: bytes) -> Image.Image:

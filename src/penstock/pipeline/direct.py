@@ -18,7 +18,10 @@ _Run = Callable[[dict[str, Value]], Mapping[str, Value]]
 
 
 class Direct:
-    """A function whose models are in this process. The steps run in order, with the outcome of ``executor.PipelineRun``. Safe to use from several threads, if calls of the models are."""
+    """A function whose models are in this process. The steps run in order, with the outcome of ``executor.PipelineRun``.
+
+    Safe to use from several threads, if calls of the models are.
+    """
 
     def __init__(self, function: Function, models: Mapping[str, LocalModel], outputs: Sequence[str] = ()) -> None:
         """``outputs`` are the wanted outputs; by default all."""
@@ -70,8 +73,8 @@ def _ran(step: PipelineStep, run: _Run, inputs: dict[str, Value]) -> Mapping[str
     try:
         return run(inputs)
     except PenstockError as error:
-        raise prefixed(f"step '{step.name}': ", error) from error
-    except Exception:
+        raise prefixed(f"step '{step.name}': ", error) from None
+    except Exception:  # noqa: BLE001 - a bug in a step is logged, and not shown to the caller
         _log.exception("step '%s' failed", step.name)
         raise PenstockError("internal error") from None
 
