@@ -1,4 +1,4 @@
-"""Pictures, and the bundle of a pipeline that classifies them with a network like ResNet-18 in INT8."""
+"""Pictures, and bundles of a pipeline that classifies them with a network like ResNet-18."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import numpy as np
 
 from benchmarks import models
 from benchmarks.scenarios.int8 import quantize_by_default
+from penstock.artifact import Artifact
 from penstock.bundle.pack_pipeline import pack_pipeline
+from penstock.dataset import make_dataset
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
+from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
+from penstock.offline.compress.ptq.scheme import integer_scheme
+from penstock.offline.optimize.optimizer import optimize
+from penstock.resources import machine_facts
+from penstock.tensor import Array
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224
@@ -18,7 +26,7 @@ name: classify
 inputs:
   image: {media: image}
 models:
-  net: default.onnx
+  net: MODEL
 steps:
   - {step: decode_image, in: image, out: pixels}
   - {step: resize, in: pixels, out: small, size: [224, 224]}
@@ -42,11 +50,37 @@ def jpegs(count: int, width: int, height: int) -> list[bytes]:
     return found
 
 
-def pack(folder: Path) -> tuple[Path, Path]:
-    """The bundle of the pipeline, and the model that it contains."""
-    original = models.resnet18(folder / "resnet18.onnx")
-    sample = {"input": np.random.default_rng(0).standard_normal((4, 3, SIDE, SIDE), np.float32)}
-    model = quantize_by_default(original, sample)
-    (folder / "pipeline.yaml").write_text(_DECLARATION)
-    pack_pipeline(folder / "pipeline.yaml", bundle := folder / "classify.bundle", overwrite=True)
-    return bundle, model
+def network(folder: Path) -> Path:
+    """A network like ResNet-18 with random weights, in FP32, as it is exported."""
+    return models.resnet18(folder / "resnet18.onnx")
+
+
+def quantised(original: Path) -> Path:
+    """The network in INT8, by ONNX Runtime's own quantiser."""
+    return quantize_by_default(original, _sample(0, 4))
+
+
+def compressed(original: Path) -> Path:
+    """The network in INT8 as Penstock's quantiser writes it for this machine, which `penstock build` would try, too.
+
+    The parts of a build that choose among candidates are left out, so that the model is the same in each run. The weights are
+    random, so there is no accuracy to lose.
+    """
+    optimised, _ = optimize(Artifact.from_file(original))
+    recipe = PtqRecipe(RangeMethod.MIN_MAX, equalize=False, reconstruct=False, correct_biases=False)
+    data = make_dataset(_sample(0, 8), None)
+    made = quantize_with(recipe, optimised, data, integer_scheme(machine_facts()))
+    (path := original.with_name("penstock.onnx")).write_bytes(made.data)
+    return path
+
+
+def pack(folder: Path, model: Path) -> Path:
+    """The bundle of the pipeline with ``model``, which is a model file or a bundle in ``folder``."""
+    declaration = folder / f"{model.stem}.yaml"
+    declaration.write_text(_DECLARATION.replace("MODEL", model.name))
+    pack_pipeline(declaration, bundle := folder / f"pipeline-{model.stem}.bundle", overwrite=True)
+    return bundle
+
+
+def _sample(seed: int, rows: int) -> dict[str, Array]:
+    return {"input": np.random.default_rng(seed).standard_normal((rows, 3, SIDE, SIDE), np.float32)}

@@ -123,7 +123,7 @@ def _packed(folder: Path, declaration: str) -> Path:
 
 def _clip(path: Path, count: int) -> Path:
     """A clip of ``count`` frames in H.264."""
-    picture = cv2.imdecode(np.frombuffer(jpegs(1, 320, 240)[0], np.uint8), cv2.IMREAD_COLOR_RGB)
+    picture: Any = cv2.imdecode(np.frombuffer(jpegs(1, 320, 240)[0], np.uint8), cv2.IMREAD_COLOR_RGB)
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream("libx264", rate=30)
         stream.width, stream.height, stream.pix_fmt = 320, 240, "yuv420p"
@@ -137,7 +137,10 @@ def _clip(path: Path, count: int) -> Path:
 def _different(here: Pipeline, server: Server, items: Sequence[Value]) -> tuple[int, int]:
     """How many answers of all ways differ from those of single calls, and the number of items."""
     (name,) = here.inputs
-    tensors = lambda told: to_tensors(here._function, told)  # noqa: E731, SLF001 - the form of the protocol
+
+    def tensors(told: Mapping[str, Value]) -> dict[str, Array]:
+        return to_tensors(here._function, told)  # noqa: SLF001 - the form of the protocol
+
     expected = [tensors(here(item)) for item in items]
     contents = [_content(item) for item in items]
     requests = [{name: _element(content)} for content in contents]
@@ -216,7 +219,8 @@ async def _by_grpc(server: Server, model: str, requests: Sequence[Mapping[str, A
             waiting[0].set_result(lane.body())
 
         def on_lost(_: Any, why: str) -> None:
-            waiting[0].done() or waiting[0].set_exception(RuntimeError(why))
+            if not waiting[0].done():
+                waiting[0].set_exception(RuntimeError(why))
 
         assert server.grpc is not None
         lane, found = await connect(server.grpc, on_answer, on_lost), []

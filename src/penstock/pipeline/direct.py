@@ -73,8 +73,8 @@ def _ran(step: PipelineStep, run: _Run, inputs: dict[str, Value]) -> Mapping[str
     try:
         return run(inputs)
     except PenstockError as error:
-        raise prefixed(f"step '{step.name}': ", error) from error
-    except Exception:  # noqa: BLE001 - as in the streaming executor
+        raise prefixed(f"step '{step.name}': ", error) from None
+    except Exception:  # noqa: BLE001 - a bug in a step is logged, and not shown to the caller
         _log.exception("step '%s' failed", step.name)
         raise PenstockError("internal error") from None
 

@@ -51,7 +51,7 @@ class Workers:
         self._changed = threading.Condition(threading.Lock())
         self._stopped = False
         self._own = threading.local()
-        """``is_free`` is True if the thread ends a batch, and so takes a call next. Its first new call wakes no other thread."""
+        """``is_free`` is True if the thread ends a batch, and takes a call next: its first new call need not wake another."""
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-worker-{n}", daemon=True) for n in range(threads)
         ]
