@@ -51,6 +51,21 @@ def test_labels_from_a_file(tmp_path: Path) -> None:
     assert opened.resources.labels == {"pair": ("nein", "ja")}
 
 
+def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "labels.txt"
+    inside.mkdir()
+    outside.write_text("nein\nja\n")
+    (inside / "labels.txt").symlink_to(outside)
+    with pytest.raises(InvalidConfig, match=r"no file 'labels\.txt'"):
+        scores_bundle(inside, SCORES.replace("[no, yes]", "labels.txt"))
+    (inside / "labels.txt").unlink()
+    scores_folder(inside)
+    (inside / "linear.onnx").replace(tmp_path / "linear.onnx")
+    (inside / "linear.onnx").symlink_to(tmp_path / "linear.onnx")
+    with pytest.raises(InvalidConfig, match=r"no model 'linear\.onnx'"):
+        pack_pipeline(inside / "pipeline.yaml", inside / "a.bundle")
+
+
 def test_a_model_may_be_a_bundle(tmp_path: Path) -> None:
     scores_folder(tmp_path)
     pack_model(tmp_path / "linear.onnx", tmp_path / "linear.bundle")

@@ -45,7 +45,7 @@ class FolderFiles(Mapping[str, bytes]):
 
     def __getitem__(self, path: str) -> bytes:
         if path not in self.read:
-            if not is_contained(path) or not (self._folder / path).is_file():
+            if not _is_below(self._folder, path) or not (self._folder / path).is_file():
                 raise KeyError(path)
             self.read[path] = (self._folder / path).read_bytes()
         return self.read[path]
@@ -132,7 +132,7 @@ def read_declaration(path: Path) -> Declaration:
 def _model(declared: Declaration, folder: Path, name: str, scratch: Path) -> Bundle:
     """The model ``name`` as a bundle."""
     file = declared.models[name]
-    if not is_contained(file) or not (folder / file).exists():
+    if not _is_below(folder, file) or not (folder / file).exists():
         raise declared.error(
             ("models", name), f"there is no model '{file}'", "write its path below the folder of this file"
         )
@@ -167,8 +167,13 @@ def _labels(declared: Declaration, folder: Path, name: str) -> tuple[str, ...]:
     return tuple(text.splitlines())
 
 
+def _is_below(folder: Path, file: str) -> bool:
+    """True if ``file`` is below ``folder``, also where it is a link. Otherwise a foreign folder could put private files in a bundle."""
+    return is_contained(file) and (folder / file).resolve().is_relative_to(folder.resolve())
+
+
 def _file(declared: Declaration, folder: Path, place: tuple[str | int, ...], file: str) -> bytes:
-    if not is_contained(file) or not (folder / file).is_file():
+    if not _is_below(folder, file) or not (folder / file).is_file():
         raise declared.error(place, f"there is no file '{file}'", "write its path below the folder of this file")
     return (folder / file).read_bytes()
 
