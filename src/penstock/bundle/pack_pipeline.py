@@ -168,7 +168,7 @@ def _labels(declared: Declaration, folder: Path, name: str) -> tuple[str, ...]:
 
 
 def _is_below(folder: Path, file: str) -> bool:
-    """True if ``file`` is below ``folder``, also where it is a link. Otherwise a foreign folder could put private files in a bundle."""
+    """True if ``file`` is below ``folder``, also if it is a link, so that no foreign folder puts private files in a bundle."""
     return is_contained(file) and (folder / file).resolve().is_relative_to(folder.resolve())
 
 
