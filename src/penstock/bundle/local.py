@@ -37,14 +37,18 @@ class LocalVariant(NamedTuple):
     """Estimated memory of the model."""
 
 
-def load_variant(bundle: Bundle, limits: DeviceLimits = NO_LIMITS, used_bytes: int = 0) -> LocalVariant:
+def load_variant(
+    bundle: Bundle, limits: DeviceLimits = NO_LIMITS, used_bytes: int = 0, *, shares_cores: bool = False
+) -> LocalVariant:
     """Load the first variant of ``bundle`` that runs on this machine. Other models already use ``used_bytes`` of memory.
+
+    With ``shares_cores``, other work needs the cores between the calls, so idle threads sleep unless the variant says otherwise.
 
     Raises Unavailable if no variant runs here, ResourceExhausted over the memory limit, and the errors of the engine.
     """
     variant = bundle.choose(machine_facts(), is_available)
     engine, artifact = get_engine(variant.engine), bundle.artifact(variant)
-    options = dict[str, Any](variant.options)
+    options = dict[str, Any](traits(variant.engine).shared_options if shares_cores else {}) | dict(variant.options)
     if limits.threads:
         options["threads"] = limits.threads
     if limits.power_saving:
