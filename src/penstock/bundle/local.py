@@ -46,8 +46,12 @@ def options_of(variant: Variant) -> dict[str, Any]:
     return {**usual, **variant.options}
 
 
-def load_variant(bundle: Bundle, limits: DeviceLimits = NO_LIMITS, used_bytes: int = 0) -> LocalVariant:
+def load_variant(
+    bundle: Bundle, limits: DeviceLimits = NO_LIMITS, used_bytes: int = 0, *, shares_cores: bool = False
+) -> LocalVariant:
     """Load the first variant of ``bundle`` that runs on this machine. Other models already use ``used_bytes`` of memory.
+
+    With ``shares_cores``, other work needs the cores between the calls, so idle threads sleep unless the variant says otherwise.
 
     Raises Unavailable if no variant runs here, ResourceExhausted over the memory limit, and the errors of the engine.
     """
@@ -55,6 +59,8 @@ def load_variant(bundle: Bundle, limits: DeviceLimits = NO_LIMITS, used_bytes: i
     engine, artifact = get_engine(variant.engine), bundle.artifact(variant)
     options, cores = options_of(variant), usable_cores()
     options["threads"] = limits.threads or min(options["threads"] or cores, cores)
+    if shares_cores:
+        options = {**traits(variant.engine).shared_options, **options}
     if limits.power_saving:
         options |= traits(variant.engine).shared_options
     memory_bytes = engine.estimate(artifact, options).memory_bytes

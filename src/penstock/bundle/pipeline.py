@@ -150,7 +150,8 @@ def load_models(models: Mapping[str, Bundle], limits: DeviceLimits = NO_LIMITS) 
     found: dict[str, LocalVariant] = {}
     try:
         for name, bundle in models.items():
-            found[name] = load_variant(bundle, limits, sum(one.memory_bytes for one in found.values()))
+            used_bytes = sum(one.memory_bytes for one in found.values())
+            found[name] = load_variant(bundle, limits, used_bytes, shares_cores=True)
     except BaseException:
         for one in found.values():
             one.loaded.unload()
