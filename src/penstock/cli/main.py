@@ -55,6 +55,7 @@ _PANELS = {
     "Run and measure": {
         "infer": "Run a pipeline on files, or a model on the rows of an npz file, without a server.",
         "video": "Run a pipeline over the frames of a video, and summarise its outputs.",
+        "trace": "Show when each step of a pipeline runs, one item at a time and in a stream.",
         "split": "Split a model between a device and a server, at the cut that is fastest over a link.",
         "bench": "Load-test a server with a closed or an open loop, and report throughput and latencies.",
     },
@@ -65,7 +66,7 @@ _PANELS = {
 
 COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in panel.items()}
 
-_PIPELINES = ("new", "pack", "video")
+_PIPELINES = ("new", "pack", "trace", "video")
 """Commands on pipelines, which have their own folder."""
 
 _REMOVED = {"demo": "run `make demo`, or python examples/digits/demo.py, in a checkout"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import observed
 from penstock.pipeline.inputs import check_inputs
 from penstock.pipeline.streaming.stages import Stages
+from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.pipeline.wire import to_json, to_tensors
 
@@ -145,6 +146,23 @@ class Pipeline:
                 yield error
             yield told
         yield from filter(None, unread)
+
+    def trace(self, items: Sequence[Item]) -> tuple[Timeline, Timeline]:
+        """When each step runs: first for the items one after the other, then for the same items in a stream.
+
+        Raises the error of the first item that fails, with its position from 0.
+        """
+        alone, streamed = Timeline(), Timeline()
+        with self._running():
+            for number, item in enumerate(items):
+                try:
+                    self._stages.call(self._item(item), alone)
+                except PenstockError as error:
+                    raise prefixed(f"item {number}: ", error) from None
+            for told in self._stages.stream(map(self._item, items), threads=self._threads, timeline=streamed):
+                if isinstance(told, PenstockError):
+                    raise told
+        return alone, streamed
 
     def to_json(self, outputs: Mapping[str, Value]) -> dict[str, Any]:
         """``outputs`` as plain data, as a server answers: files in base64, and arrays as nested lists."""

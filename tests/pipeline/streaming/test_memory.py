@@ -15,7 +15,7 @@ from penstock.pipeline.streaming import memory
 from penstock.pipeline.streaming.binding import bind
 from penstock.pipeline.streaming.line import Line
 from penstock.pipeline.streaming.memory import Memory
-from penstock.pipeline.streaming.stage import Batch
+from penstock.pipeline.streaming.stage import StageBatch
 from penstock.pipeline.value import Value
 from penstock.tensor import Array
 from random_functions import MODELS, Plain, Wiring, expected, finished, functions, number
@@ -74,11 +74,11 @@ def pipeline() -> Function:
     return finished(wiring, {small: "y"})
 
 
-def items(batches: list[Batch | None]) -> list[int]:
+def items(batches: list[StageBatch | None]) -> list[int]:
     return [call.item for batch in batches if batch is not None for call in batch.calls]
 
 
-def finish(line: Line, batches: list[Batch | None]) -> None:
+def finish(line: Line, batches: list[StageBatch | None]) -> None:
     for batch in batches:
         assert batch is not None
         line.workers.finish(batch, batch.stage.spec.run(batch.inputs))
