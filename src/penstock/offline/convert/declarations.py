@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from penstock.errors import InvalidArgument, quoted
 from penstock.offline.convert.base import Axis, ConvertOptions, InputSpec
@@ -101,7 +101,7 @@ def declared_input(name: str, options: ConvertOptions, known: Sequence[int | str
 def check_declared(spec: TensorSpec, options: ConvertOptions) -> None:
     """Raise InvalidArgument if the model's input ``spec`` has a size of its own where the user declares another one, or a free one."""
     shape = next((one.shape for one in options.inputs if one.name == spec.name), None)
-    dims: Mapping[int, int | str] = dict(enumerate(shape or ())) | options.dynamic.get(spec.name, {})
+    dims: dict[int, int | str] = {**dict(enumerate(shape or ())), **options.dynamic.get(spec.name, {})}
     rank = len(spec.shape)
     if (shape is not None and len(shape) != rank) or max(dims, default=0) >= max(rank, 1):
         declared = max(len(shape or ()), max(dims, default=-1) + 1)

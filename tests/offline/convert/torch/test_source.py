@@ -74,10 +74,11 @@ def test_a_free_dimension_of_a_program_has_the_name_that_the_user_gives(given):
         ({"inputs": ["x:float32[N,width]"]}, "axis 1 of input 'x' is declared as free"),
         ({"inputs": ["x:float32[N,8]"]}, "axis 1 of input 'x' is declared as the size 8, but .* to 4"),
         ({"inputs": ["x:float32[N,4,1]"]}, "2 dimension\\(s\\), but 3 are declared"),
+        ({"inputs": ["x:float64[N,4]"]}, "declared as FP64, but the program takes FP32"),
         ({"dynamic": {"x": {3: "width"}}}, "no axis 3"),
     ],
 )
-def test_a_dimension_that_a_program_fixes_cannot_be_declared_otherwise(given, message):
+def test_what_a_program_fixes_cannot_be_declared_otherwise(given, message):
     with pytest.raises(InvalidArgument, match=message):
         penstock.convert(program_of_free_rows(), **given)
 

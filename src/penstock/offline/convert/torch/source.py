@@ -135,7 +135,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
     names = _own_names(signature, options)
     own = _distinct(own, list(names.values()))
     inputs = tuple(msgspec.structs.replace(spec, name=names[spec.name]) for spec in signature.inputs)
-    axes = _renamed({names[name]: found for name, found in _axes(program).items()}, inputs, options)
+    axes = _as_declared({names[name]: found for name, found in _axes(program).items()}, inputs, options)
     declared = [Declared(spec.name, spec.datatype, _shape(spec, axes.get(spec.name, ()))) for spec in inputs]
     kept = chosen_outputs(options, own)
     places = [own.index(name) for name in kept]
@@ -285,13 +285,22 @@ def _axes(program: Any) -> dict[str, tuple[Axis, ...]]:
     return axes
 
 
-def _renamed(
+def _as_declared(
     axes: Mapping[str, tuple[Axis, ...]], inputs: Sequence[TensorSpec], options: ConvertOptions
 ) -> dict[str, tuple[Axis, ...]]:
-    """``axes`` with the user's names. A name that the user gives to one dimension holds for all dimensions of its symbol."""
+    """``axes`` with the user's names. A name that the user gives to one dimension holds for all dimensions of its symbol.
+
+    Raises InvalidArgument if the user declares an input of another type than the program's.
+    """
     chosen: dict[str, str] = {}
     for spec in inputs:
-        dims = declared_input(spec.name, options, spec.shape).shape or ()
+        declared = declared_input(spec.name, options, spec.shape)
+        if declared.datatype not in (None, spec.datatype):
+            raise InvalidArgument(
+                f"input '{spec.name}' is declared as {declared.datatype}, but the program takes {spec.datatype}",
+                f"declare {spec.datatype}, or export the program again with this type",
+            )
+        dims = declared.shape or ()
         for axis in axes.get(spec.name, ()):
             if axis.index < len(dims) and isinstance(dim := dims[axis.index], str):
                 chosen.setdefault(axis.name, dim)
