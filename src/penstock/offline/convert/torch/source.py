@@ -297,8 +297,8 @@ def _as_declared(
         declared = declared_input(spec.name, options, spec.shape)
         if declared.datatype not in (None, spec.datatype):
             raise InvalidArgument(
-                f"input '{spec.name}' is declared as {declared.datatype}, but the program takes {spec.datatype}",
-                f"declare {spec.datatype}, or export the program again with this type",
+                f"input '{spec.name}' is declared as {declared.datatype.value}, but the program takes {spec.datatype.value}",
+                f"declare {spec.datatype.value}, or export the program again with this type",
             )
         dims = declared.shape or ()
         for axis in axes.get(spec.name, ()):
