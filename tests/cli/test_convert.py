@@ -183,7 +183,9 @@ def test_mistakes(penstock: Command, folder: Path, arguments: tuple[str, ...], c
 
 def test_the_certificate_is_shown_and_goes_into_bundles(penstock: Command, folder: Path) -> None:
     assert penstock("convert", "linear.onnx", "-o", "out.onnx").code == 0
-    assert "parity    holds in" in penstock("inspect", "out.onnx").out
+    shown = penstock("inspect", "out.onnx")
+    assert "parity    holds in" in shown.out
+    assert "proof     output '" in shown.out
     assert penstock("inspect", "out.onnx", "--json").json["certificate"]["holds"]
     built = penstock("build", "out.onnx", "--evaluate", "data.npz", "--budget", "5s", "-o", "out.bundle")
     assert built.code == 0, built.err

@@ -14,6 +14,7 @@ from rich.markup import escape
 from penstock.cli import options
 from penstock.cli.interrupts import terminating_cleanly
 from penstock.cli.pipelines.beside import Beside, write_beside
+from penstock.cli.views.model import certificate_lines
 from penstock.cli.views.progress import StageProgress
 from penstock.cli.views.tables import make_console
 from penstock.offline.compress.model_files import check_target
@@ -205,12 +206,8 @@ def show(done: Conversion, pipeline: Beside = _NO_PIPELINE) -> None:
         for spec in specs:
             console.print(f"{name:<9} {escape(_spec(spec, axes.get(spec.name, ())))}", soft_wrap=True)
     if done.certificate is not None:
-        console.print(f"{'parity':<9} {escape(done.certificate.text)}", soft_wrap=True)
-        for one in done.certificate.proved:
-            told = f"output '{one.output}' is proved by {one.calls} of {one.of} calls"
-            console.print(f"{'proof':<9} {escape(told)}", soft_wrap=True)
-        for note in done.certificate.notes:
-            console.print(f"{'note':<9} {escape(note)}", soft_wrap=True)
+        for title, text in certificate_lines(done.certificate):
+            console.print(f"{title:<9} {escape(text)}", soft_wrap=True)
     if done.companions:
         console.print(f"{'beside':<9} {escape(', '.join(file.name for file in done.companions))}", soft_wrap=True)
     if pipeline.files:
