@@ -10,9 +10,13 @@ SOURCE = TESTS.parent / "src" / "penstock"
 EXCEPTIONS = {
     "cli/serve.py": "tests/e2e/test_serve_*.py start the command as a process",
     "offline/compress/training/torch.py": "the import of torch",
+    "online/instances/python/typed.py": "test_typed_model.py loads decorated models in real processes",
+    "online/instances/python/worker.py": "the child process, which test_process.py and test_typed_model.py start",
+    "online/repository/loading/pipeline.py": "tests/online/scheduler/test_pipeline.py runs loaded pipelines",
     "online/server/app.py": "the composition root, which tests/e2e and tests/online/server/test_http.py run whole",
     "online/server/grpc/call.py": "protocols without behaviour",
     "online/server/h2/owner.py": "a protocol without behaviour",
+    "samples/hints.py": "structs without behaviour",
 }
 """Files without a test of their name, with the reason."""
 MOST_PENDING = 8

@@ -7,7 +7,7 @@ from benchmarks.masked_cpu import CPUS
 
 SCENARIOS = (
     "digits", "serving", "repository", "server_path", "goodput", "telemetry_cost", "int8", "timing",
-    "compress", "ladder", "rivals", "packaged", "streamed", "startup", "hostile", "convert",
+    "compress", "ladder", "rivals", "packaged", "streamed", "startup", "hostile", "convert", "pipeline",
 )  # fmt: skip
 REPORTED = (
     *(name for scenario in SCENARIOS for name in (scenario, *(f"{scenario}-{cpu}" for cpu in CPUS))),

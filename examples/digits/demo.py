@@ -27,7 +27,7 @@ from penstock.artifact import Artifact
 from penstock.cli.build import summary
 from penstock.cli.inspect import make_console, show
 from penstock.cli.main import fail
-from penstock.cli.progress import StageProgress
+from penstock.cli.views.progress import StageProgress
 from penstock.dataset import Dataset
 from penstock.errors import Cancelled, PenstockError
 from penstock.offline.build import BuildResult, Recipe, build

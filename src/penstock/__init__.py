@@ -5,6 +5,8 @@
     result = penstock.build("model.onnx", "digits.bundle", calibrate="train.npz", evaluate="test.npz")
     with penstock.open("digits.bundle") as model:
         outputs = model.infer({"image": images})
+    with penstock.open("ocr.bundle") as ocr:
+        answer = ocr("photo.jpg")
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
     from penstock.offline.convert.convert import Conversion, convert
     from penstock.offline.convert.custom_ops import register_op
     from penstock.offline.judge.contract import Contract
+    from penstock.offloading.offloaded import OffloadedModel, OffloadOptions, offload
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
-    from penstock.runtime import Model, open
+    from penstock.runtime import Model, Pipeline, open
 
 # ONNX Runtime reads this variable on import. Without the variable, ONNX Runtime leaves a telemetry file in the temporary folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -44,8 +47,11 @@ __all__ = [
     "Contract",
     "Conversion",
     "Model",
+    "OffloadOptions",
+    "OffloadedModel",
     "Outcome",
     "PenstockError",
+    "Pipeline",
     "RangeMethod",
     "Recipe",
     "Tensor",
@@ -54,6 +60,7 @@ __all__ = [
     "compress",
     "convert",
     "model",
+    "offload",
     "open",
     "register_op",
 ]
@@ -69,8 +76,11 @@ _HOMES = {
     "Contract": "penstock.offline.judge.contract",
     "Conversion": "penstock.offline.convert.convert",
     "Model": "penstock.runtime",
+    "OffloadOptions": "penstock.offloading.offloaded",
+    "OffloadedModel": "penstock.offloading.offloaded",
     "Outcome": "penstock.offline.compress.outcome",
     "PenstockError": "penstock.errors",
+    "Pipeline": "penstock.runtime",
     "RangeMethod": "penstock.offline.compress.ptq.ranges.ranges",
     "Recipe": "penstock.offline.build",
     "Tensor": "penstock.online.instances.python.typed",
@@ -78,6 +88,7 @@ _HOMES = {
     "compress": "penstock.offline.compress.functions",
     "convert": "penstock.offline.convert.convert",
     "model": "penstock.online.instances.python.typed",
+    "offload": "penstock.offloading.offloaded",
     "open": "penstock.runtime",
     "register_op": "penstock.offline.convert.custom_ops",
 }

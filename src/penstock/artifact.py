@@ -185,7 +185,7 @@ class Artifact(msgspec.Struct, frozen=True):
         if self.path is not None or not self.beside:
             yield self.path
             return
-        with tempfile.TemporaryDirectory(prefix="penstock-model-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(prefix="penstock-artifact-", ignore_cleanup_errors=True) as folder:
             try:
                 for path, data in self.files().items():
                     file = Path(folder, path)

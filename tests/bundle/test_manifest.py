@@ -14,7 +14,7 @@ from bundles import manifest_for
 from evidences import accuracy, evidence, record
 from penstock.bundle.manifest import (
     SCHEMA_VERSION,
-    DeclaredStep,
+    PipelineManifest,
     check_name,
     check_paths,
     check_version,
@@ -85,17 +85,19 @@ def test_variant_by_name() -> None:
         _MANIFEST.variant("int4")
 
 
-def test_a_pipeline_is_a_checked_graph_over_named_tensors() -> None:
-    steps = (
-        DeclaredStep("model", "fp32", {"x": "half"}, {"y": "y"}),
-        DeclaredStep("halve", "scale", {"in": "x"}, {"out": "half"}),
-    )
-    manifest = decode(encode(msgspec.structs.replace(_MANIFEST, pipeline=steps)))
-    assert (manifest.pipeline, manifest.schema_version) == (steps, 3)
-    assert [step.name for step in manifest.pipeline_graph().steps] == ["halve", "model"]
-    circle = msgspec.structs.replace(manifest, pipeline=(*steps, DeclaredStep("s", "t", {"a": "b"}, {"c": "b"})))
-    with pytest.raises(InvalidConfig, match="wait for one another"):
-        circle.pipeline_graph()
+def test_a_pipeline_needs_a_new_schema_version() -> None:
+    manifest = PipelineManifest(name="p", machine=_MANIFEST.machine, files=())
+    assert decode(encode(manifest)) == manifest
+    assert manifest.schema_version == 5
+    forged = encode(manifest).replace(b'"schema_version":5', b'"schema_version":4')
+    with pytest.raises(IntegrityError, match="schema version 4, but a pipeline needs version 5"):
+        decode(forged)
+
+
+def test_a_pipeline_lists_what_it_names() -> None:
+    manifest = PipelineManifest(name="p", machine=_MANIFEST.machine, files=())
+    with pytest.raises(IntegrityError, match="names a file that it does not list: pipeline.json"):
+        manifest.check()
 
 
 @pytest.mark.parametrize(("field", "least"), [("threads", 0), ("instances", 1), ("max_batch", 1)])

@@ -21,7 +21,6 @@ from penstock.bundle.manifest import (
     MANIFEST,
     MANIFEST_DIGEST,
     SCHEMA_VERSION,
-    DeclaredStep,
     Manifest,
     Variant,
     encode,
@@ -381,13 +380,6 @@ def test_a_link_in_an_archive(tmp_path: Path) -> None:
         open_bundle(tmp_path / "a.bundle")
 
 
-def test_a_pipeline_is_refused_until_it_can_be_run(tmp_path: Path) -> None:
-    step = DeclaredStep("model", "fp32", {"x": "x"}, {"y": "y"})
-    path = packed(tmp_path / "a.bundle", pipeline=(step,))
-    with pytest.raises(Unsupported, match="has a pipeline, which this version of Penstock cannot run"):
-        open_bundle(path)
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"variants": (replace(_PLAIN, format=Format.TFLITE),)}, {"variants": (replace(_PLAIN, beside=("w",)),)}],
@@ -456,7 +448,6 @@ def test_a_newer_schema(tmp_path: Path) -> None:
         ),
         ({"version": "1.0"}, FILES, "version of bundle 'test' is '1.0'"),
         ({"version": "0"}, FILES, "version of bundle 'test' is '0'"),
-        ({"pipeline": (DeclaredStep("s", "fp32", {"x": "nothing"}, {"y": "y"}),)}, FILES, "pipeline .* is invalid"),
     ],
 )
 def test_a_manifest_that_contradicts_the_files(

@@ -62,7 +62,7 @@ def test_json_is_that_of_the_documentation(penstock: Command, folder: Path) -> N
     assert done.code == 0, done.err
     found = done.json
     assert set(found) == {
-        "output", "format", "converter", "opset", "inputs", "outputs", "parity", "unsupported", "warnings",
+        "output", "format", "converter", "opset", "inputs", "outputs", "parity", "unsupported", "pipeline", "warnings",
     }  # fmt: skip
     assert (found["output"], found["format"], found["unsupported"]) == ("out.onnx", "onnx", [])
     assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
@@ -183,7 +183,9 @@ def test_mistakes(penstock: Command, folder: Path, arguments: tuple[str, ...], c
 
 def test_the_certificate_is_shown_and_goes_into_bundles(penstock: Command, folder: Path) -> None:
     assert penstock("convert", "linear.onnx", "-o", "out.onnx").code == 0
-    assert "parity    holds in" in penstock("inspect", "out.onnx").out
+    shown = penstock("inspect", "out.onnx")
+    assert "parity    holds in" in shown.out
+    assert "proof     output '" in shown.out
     assert penstock("inspect", "out.onnx", "--json").json["certificate"]["holds"]
     built = penstock("build", "out.onnx", "--evaluate", "data.npz", "--budget", "5s", "-o", "out.bundle")
     assert built.code == 0, built.err

@@ -232,7 +232,7 @@ def test_an_error_of_ours_ends_as_a_message(penstock, folder) -> None:
 @pytest.mark.parametrize("early", [True, False], ids=["while importing", "while running"])
 def test_an_interrupt_is_no_traceback(early: bool, folder) -> None:
     # The signal comes at a known moment: when the command is looked up, or when it runs.
-    target = "main._load" if early else "inspect.open_bundle"
+    target = "main._load" if early else "inspect.read_bundle"
     code = (
         "import os, signal, time; from penstock.cli import inspect, main; "
         f"{target} = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)); main.run()"

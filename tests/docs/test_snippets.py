@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from penstock.bundle.pack_model import pack_model
+from penstock.bundle.pack_pipeline import pack_pipeline
 from processes import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,8 @@ GOES_ON_FROM = {"mixed-precision": "sensitivity"}
 """Pages whose code continues the code of another page."""
 ASKS_A_SERVER = {"model-repository", "python-api", "shared-memory"}
 """Pages whose code sends requests to a server of the digits model."""
+PACKS_A_PIPELINE = {"pipelines"}
+"""Pages whose code runs the pipeline that they declare."""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def pack_pipeline_of(page: Path, folder: Path) -> None:
+    """Pack the pipeline that ``page`` declares, as its command does, with the files that its code makes first."""
+    (declaration,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    (folder / "pipeline.yaml").write_text(declaration)
+    subprocess.run([sys.executable, "-c", BLOCK.findall(page.read_text())[0]], cwd=folder, check=True)
+    pack_pipeline(folder / "pipeline.yaml", folder / "read-digit.bundle")
+
+
 def code_of(page: Path) -> str:
     before = GOES_ON_FROM.get(page.stem)
     text = (page.with_stem(before).read_text() if before else "") + page.read_text()
@@ -74,6 +85,8 @@ def test_a_page_imports_nothing_of_the_checkout(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_runs(page: Path, folder: Path, request: pytest.FixtureRequest) -> None:
     code = code_of(page)
+    if page.stem in PACKS_A_PIPELINE:
+        pack_pipeline_of(page, folder)
     if page.stem in ASKS_A_SERVER:
         address = "{}:{}".format(*request.getfixturevalue("server").address)
         code = re.sub(r"(?:localhost|127\.0\.0\.1):8000", address, code)

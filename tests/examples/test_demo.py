@@ -11,7 +11,10 @@ import pytest
 import models
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(EXAMPLE)}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(EXAMPLE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children that their parent was killed")

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: the model's variants, serving configuration, evidence and provenance.
+"""The manifest of a bundle: the model's variants, serving configuration, evidence and provenance, or the parts of a pipeline.
 
 The manifest is written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests have equal bytes. The manifest
 contains the digest of every file. Therefore ``Bundle.digest``, the digest of the manifest, identifies the whole bundle.
@@ -19,8 +19,6 @@ from penstock.artifact import FileEntry, Format, ProvenanceStep
 from penstock.bundle.evidence import Evidence
 from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported, quoted
 from penstock.measurement import LatencyPoint
-from penstock.pipeline import graph
-from penstock.pipeline.condition import Condition
 from penstock.resources import MachineFacts
 from penstock.storage.base import is_contained
 from penstock.tensor import Signature
@@ -28,12 +26,12 @@ from penstock.tensor import Signature
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The newest schema version that this Penstock reads. The version increases when older versions of Penstock would misread a new
-manifest. Version 2 added coded variants; version 3 added formats other than ONNX, models of several files, and pipelines; version 4
-added metrics.
+manifest. Version 2 added coded variants; version 3 added formats other than ONNX, and models of several files; version 4 added
+metrics; version 5 added pipelines.
 """
-_PLAIN, _CODED, _FORMATS = 1, 2, 3
+_PLAIN, _CODED, _FORMATS, _METRICS, _PIPELINES = 1, 2, 3, 4, 5
 _OLD_METRICS = {"top-1", "agreement", "fidelity"}
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 BAD_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
@@ -78,20 +76,6 @@ class SourceModel(msgspec.Struct, frozen=True):
     """File name of the model; empty if the model was passed in memory."""
 
 
-class DeclaredStep(msgspec.Struct, frozen=True):
-    """One step of a pipeline over named tensors."""
-
-    name: str
-    run: str
-    """Name of the variant or transform that the step runs."""
-    inputs: dict[str, str]
-    """Maps each input of the step to the pipeline tensor that it reads."""
-    outputs: dict[str, str]
-    """Maps each output of the step to the pipeline tensor that it produces."""
-    condition: str = ""
-    """The step runs only if this condition holds, e.g. ``score >= 0.5``. An empty condition always holds."""
-
-
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -129,8 +113,6 @@ class Manifest(msgspec.Struct, frozen=True):
     version: str = "1"
     """The model's version: a positive whole number, as in a model repository."""
     source: SourceModel | None = None
-    pipeline: tuple[DeclaredStep, ...] = ()
-    """Reserved: a bundle with a pipeline is checked, but cannot be opened yet."""
 
     def variant(self, name: str) -> Variant:
         """The variant called ``name``. Raises InvalidArgument."""
@@ -141,23 +123,9 @@ class Manifest(msgspec.Struct, frozen=True):
             f"bundle '{self.name}' has no variant '{name}'", f"its variants are {[v.name for v in self.variants]}"
         )
 
-    def pipeline_graph(self) -> graph.Graph:
-        """The pipeline, checked. Raises InvalidConfig."""
-        steps = [
-            graph.PipelineStep(
-                one.name, one.inputs, one.outputs, Condition.parse(one.condition) if one.condition else None
-            )
-            for one in self.pipeline
-        ]
-        return graph.declare(self.signature, steps)
-
     def check(self) -> None:
         """Raise IntegrityError if the parts of the manifest contradict each other, or a path is outside the bundle."""
-        check_paths([MANIFEST, MANIFEST_DIGEST, *(entry.path for entry in self.files)])
-        if not _VERSION.fullmatch(self.version):
-            raise IntegrityError(
-                f"the version of bundle '{self.name}' is '{self.version[:40]}', which is not a whole number"
-            )
+        _check_listing(self)
         listed, names = {entry.path for entry in self.files}, [variant.name for variant in self.variants]
         for variant in self.variants:
             self._check_variant(variant, listed)
@@ -165,11 +133,6 @@ class Manifest(msgspec.Struct, frozen=True):
             raise IntegrityError(f"two variants of bundle '{self.name}' have the same name")
         if self.serving.variant not in names:
             raise IntegrityError(f"bundle '{self.name}' serves a variant that it does not contain")
-        if self.pipeline:
-            try:
-                self.pipeline_graph()
-            except InvalidConfig as error:
-                raise IntegrityError(f"the pipeline of bundle '{self.name}' is invalid: {error.message}") from None
 
     def _check_variant(self, variant: Variant, listed: set[str]) -> None:
         if not listed.issuperset(variant.paths):
@@ -181,6 +144,62 @@ class Manifest(msgspec.Struct, frozen=True):
             raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' is Python code, not a model file")
         if variant.coding and (variant.format is not Format.ONNX or variant.beside):
             raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' is coded, but not one ONNX file")
+
+
+class PackedModel(msgspec.Struct, frozen=True):
+    """A model of a pipeline: a whole bundle inside the bundle."""
+
+    file: str
+    """Path of the inner bundle."""
+    digest: str
+    """Digest of the inner bundle's manifest."""
+
+
+class PipelineManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``manifest.json`` in the bundle of a pipeline."""
+
+    name: str
+    version: str = "1"
+    description: str = ""
+    pipeline: str = "pipeline.json"
+    """Path of the declaration."""
+    golden: str = ""
+    """Path of the recorded examples; empty if there are none."""
+    models: dict[str, PackedModel] = {}
+    python: tuple[str, ...] = ()
+    """Paths of the files with Python steps."""
+    machine: MachineFacts
+    """The machine on which the examples were recorded."""
+    files: tuple[FileEntry, ...]
+    tools: dict[str, str] = {}
+    """Versions of the tools that packed the bundle."""
+    schema_version: int = SCHEMA_VERSION
+
+    def check(self) -> None:
+        """Raise IntegrityError if the parts of the manifest contradict each other, or a path is outside the bundle."""
+        _check_listing(self)
+        named = [
+            self.pipeline,
+            *filter(None, (self.golden,)),
+            *(one.file for one in self.models.values()),
+            *self.python,
+        ]
+        listed = {entry.path for entry in self.files}
+        if missing := [path for path in named if path not in listed]:
+            raise IntegrityError(
+                f"the manifest of bundle '{self.name}' names a file that it does not list: {missing[0]}"
+            )
+
+
+AnyManifest = Manifest | PipelineManifest
+
+
+def _check_listing(manifest: AnyManifest) -> None:
+    check_paths([MANIFEST, MANIFEST_DIGEST, *(entry.path for entry in manifest.files)])
+    if not _VERSION.fullmatch(manifest.version):
+        raise IntegrityError(
+            f"the version of bundle '{manifest.name}' is '{manifest.version[:40]}', which is not a whole number"
+        )
 
 
 def check_name(name: str) -> None:
@@ -211,30 +230,41 @@ def check_paths(paths: Sequence[str]) -> None:
             raise IntegrityError(f"the bundle contains '{name}' twice, or under names that differ only in case")
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: AnyManifest) -> bytes:
     """Encode ``manifest`` as canonical bytes, with the lowest schema version that can represent it."""
+    if isinstance(manifest, PipelineManifest):
+        return msgspec.json.encode(manifest, order="sorted")
     version = max(manifest.schema_version, _needed_version(manifest))
     return msgspec.json.encode(msgspec.structs.replace(manifest, schema_version=version), order="sorted")
 
 
 class _Versioned(msgspec.Struct):
     schema_version: int
+    pipeline: Any = ()
 
 
 # Created at import: msgspec is not safe if several threads first use a type at the same time.
 _decode_version = msgspec.json.Decoder(_Versioned).decode
 _decode_manifest = msgspec.json.Decoder(Manifest).decode
+_decode_pipeline = msgspec.json.Decoder(PipelineManifest).decode
 
 
-def decode(data: bytes) -> Manifest:
+def decode(data: bytes) -> AnyManifest:
     """Read a manifest. Raises IntegrityError if ``data`` is not a manifest, Unsupported if a newer Penstock wrote it."""
     try:
-        version = _decode_version(data).schema_version
+        header = _decode_version(data)
+        version = header.schema_version
         if version > SCHEMA_VERSION:
             raise Unsupported(
                 f"the bundle has schema version {version}, but this Penstock reads versions up to {SCHEMA_VERSION}",
                 "upgrade",
             )
+        if header.pipeline:
+            if version < _PIPELINES:
+                raise IntegrityError(
+                    f"the bundle has schema version {version}, but a pipeline needs version {_PIPELINES}"
+                )
+            return _decode_pipeline(data)
         manifest = _decode_manifest(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the bundle's manifest cannot be read: {error}") from None
@@ -245,8 +275,8 @@ def decode(data: bytes) -> Manifest:
 
 def _needed_version(manifest: Manifest) -> int:
     if not _metrics(manifest.evidence) <= _OLD_METRICS:
-        return SCHEMA_VERSION
-    if manifest.pipeline or any(one.beside or one.format is not Format.ONNX for one in manifest.variants):
+        return _METRICS
+    if any(one.beside or one.format is not Format.ONNX for one in manifest.variants):
         return _FORMATS
     return _CODED if any(variant.coding for variant in manifest.variants) else _PLAIN
 

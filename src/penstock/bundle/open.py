@@ -8,11 +8,20 @@ import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from penstock.artifact import TITLES, Artifact, Format, format_of, local_path, sha256
 from penstock.bundle import coded
-from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, Manifest, Variant, check_paths, decode
+from penstock.bundle.manifest import (
+    MANIFEST,
+    MANIFEST_DIGEST,
+    AnyManifest,
+    Manifest,
+    PipelineManifest,
+    Variant,
+    check_paths,
+    decode,
+)
 from penstock.bundle.pack import seal_of
 from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
 from penstock.resources import MachineFacts
@@ -24,8 +33,18 @@ _MAX_MANIFEST_BYTES = 64 << 20
 """Limit on the manifest's size. The manifest is read before its digest can be checked; manifests of builds are far smaller."""
 
 
+class Contents(NamedTuple):
+    """The verified files of a bundle of any kind."""
+
+    path: Path
+    manifest: AnyManifest
+    digest: str
+    """SHA-256 of the manifest."""
+    files: dict[str, bytes]
+
+
 class Bundle:
-    """An opened bundle: its manifest, and its files in memory, all verified."""
+    """The opened bundle of a model: its manifest, and its files in memory, all verified."""
 
     def __init__(self, path: Path, manifest: Manifest, digest: str, files: Mapping[str, bytes]) -> None:
         self.path = path
@@ -93,10 +112,28 @@ class Bundle:
 
 
 def open_bundle(path: str | Path) -> Bundle:
+    """Open the bundle of a model. Raises the errors of ``read_bundle``, and Unsupported if it is the bundle of a pipeline."""
+    return as_model(read_bundle(path))
+
+
+def as_model(contents: Contents) -> Bundle:
+    """The bundle of a model with these ``contents``. Raises Unsupported if they are those of a pipeline."""
+    path, manifest, digest, files = contents
+    if isinstance(manifest, PipelineManifest):
+        raise Unsupported(f"'{path.name}' contains a pipeline, not one model", "name the bundle of a model")
+    return Bundle(path, manifest, digest, files)
+
+
+def read_inner(path: Path, data: bytes) -> Contents:
+    """Verify the bundle ``data``, which is in one file of another bundle. ``path`` names it in errors. Raises IntegrityError."""
+    return _read_file(path, io.BytesIO(data))
+
+
+def read_bundle(path: str | Path) -> Contents:
     """Read and verify the bundle at ``path``.
 
     Raises NotFound. Raises IntegrityError for any modification: e.g. a changed byte, an added or missing file, or a path outside the
-    bundle. Raises Unsupported if the bundle has a newer schema or a pipeline.
+    bundle. Raises Unsupported if the bundle has a newer schema.
     """
     path = local_path(path)
     if not path.exists():
@@ -106,7 +143,8 @@ def open_bundle(path: str | Path) -> Bundle:
             return _verified(path, _sizes_in_folder(path), lambda name: (path / name).read_bytes())
         if not path.is_file():  # reading a device or a pipe might never end
             raise IntegrityError(f"'{path}' is neither a file nor a folder, so it is not a Penstock bundle")
-        return _open_file(path)
+        with path.open("rb") as file:
+            return _read_file(path, file)
     except OSError as error:
         raise IntegrityError(f"cannot read bundle '{path}': {error.strerror or error}") from error
 
@@ -139,6 +177,11 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
+def is_pipeline(path: Path) -> bool:
+    """True if ``path`` is the bundle of a pipeline. Nothing is verified."""
+    return is_bundle(path) and isinstance(peek(path), PipelineManifest)
+
+
 def _may_be_damaged(path: Path) -> bool:
     """True if ``path``, which is no complete bundle, may be a part of one: by its suffix, or as the beginning of a zip file."""
     if path.suffix.lower() == _SUFFIX:
@@ -152,7 +195,7 @@ def _may_be_damaged(path: Path) -> bool:
         return True  # the error of reading it as a bundle names the cause
 
 
-def peek(path: Path) -> Manifest:
+def peek(path: Path) -> AnyManifest:
     """The unverified manifest of the bundle at ``path``. Raises IntegrityError, Unsupported."""
     try:
         if path.is_dir():
@@ -165,17 +208,14 @@ def peek(path: Path) -> Manifest:
         raise _no_manifest(path) from None
 
 
-def _open_file(path: Path) -> Bundle:
-    with path.open("rb") as file:
-        if seal_of(file) != file.read():
-            raise _damage(path, file)
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return _verified(path, _sizes_in_archive(path, archive, file.seek(0, io.SEEK_END)), archive.read)
-        except _ZIP_ERRORS as error:
-            raise IntegrityError(
-                f"'{path.name}' is not a readable bundle: {str(error) or type(error).__name__}"
-            ) from None
+def _read_file(path: Path, file: BinaryIO) -> Contents:
+    if seal_of(file) != file.read():
+        raise _damage(path, file)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return _verified(path, _sizes_in_archive(path, archive, file.seek(0, io.SEEK_END)), archive.read)
+    except _ZIP_ERRORS as error:
+        raise IntegrityError(f"'{path.name}' is not a readable bundle: {str(error) or type(error).__name__}") from None
 
 
 def _damage(path: Path, file: BinaryIO) -> IntegrityError:
@@ -188,7 +228,8 @@ def _damage(path: Path, file: BinaryIO) -> IntegrityError:
             )
         return IntegrityError(f"'{path.name}' is not a Penstock bundle, or the file is truncated")
     # An archive contains each name twice. If one byte is damaged, at least one of the two copies is intact.
-    return _changed(path, "the archive") if MANIFEST_DIGEST.encode() in path.read_bytes() else _no_manifest(path)
+    file.seek(0)
+    return _changed(path, "the archive") if MANIFEST_DIGEST.encode() in file.read() else _no_manifest(path)
 
 
 def _sizes_in_archive(path: Path, archive: zipfile.ZipFile, total: int) -> dict[str, int]:
@@ -220,7 +261,7 @@ def _sizes_in_folder(path: Path) -> dict[str, int]:
     return sizes
 
 
-def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> Bundle:
+def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> Contents:
     """Read the bundle whose files have the ``sizes`` (name -> bytes). ``read`` is called only for files that the manifest lists."""
     if MANIFEST not in sizes or MANIFEST_DIGEST not in sizes:
         raise _no_manifest(path)
@@ -237,10 +278,10 @@ def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]
         files[entry.path] = read(entry.path)
         if sha256(files[entry.path]) != entry.sha256:
             raise _changed(path, entry.path)
-    return Bundle(path, manifest, digest, files)
+    return Contents(path, manifest, digest, files)
 
 
-def _check_listing(path: Path, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+def _check_listing(path: Path, manifest: AnyManifest, sizes: Mapping[str, int]) -> None:
     manifest.check()
     listed = {entry.path: entry for entry in manifest.files}
     there = set(sizes) - {MANIFEST, MANIFEST_DIGEST}
@@ -251,10 +292,6 @@ def _check_listing(path: Path, manifest: Manifest, sizes: Mapping[str, int]) -> 
     for name, entry in listed.items():
         if sizes[name] != entry.size_bytes:
             raise _changed(path, name)
-    if manifest.pipeline:
-        raise Unsupported(
-            f"bundle '{path.name}' has a pipeline, which this version of Penstock cannot run", "upgrade Penstock"
-        )
 
 
 def _no_manifest(path: Path) -> IntegrityError:

@@ -22,7 +22,7 @@ import msgspec
 from penstock.artifact import Artifact, Format, file_entries, sha256
 from penstock.bundle.coded import CodingOptions
 from penstock.bundle.coded import encode as encode_model
-from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, Manifest, Variant, decode, encode
+from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, AnyManifest, Manifest, Variant, decode, encode
 from penstock.errors import AlreadyExists, PenstockError
 from penstock.storage.atomic import replacing, write_durable_folder
 
@@ -72,7 +72,7 @@ def _coded_path(path: str) -> str:
 
 
 def pack(
-    manifest: Manifest, files: Mapping[str, bytes], target: Path, overwrite: bool = False, folder: bool = False
+    manifest: AnyManifest, files: Mapping[str, bytes], target: Path, overwrite: bool = False, folder: bool = False
 ) -> None:
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 

@@ -14,7 +14,7 @@ from penstock.cli import options
 from penstock.cli.flags.quantities import parse_counts, parse_seconds
 from penstock.cli.inspect import show
 from penstock.cli.interrupts import finishing_early
-from penstock.cli.progress import StageProgress
+from penstock.cli.views.progress import StageProgress
 from penstock.cli.views.tables import make_console
 from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe

@@ -10,7 +10,7 @@ import typer
 from penstock.cli import options
 from penstock.cli.build import check_places, show_result
 from penstock.cli.flags.quantities import parse_counts, parse_seconds
-from penstock.cli.progress import StageProgress
+from penstock.cli.views.progress import StageProgress
 from penstock.offline.build import Compression, Recipe, build
 from penstock.offline.compress.planner.plan_store import remove_plan
 

@@ -13,7 +13,9 @@ from rich.markup import escape
 
 from penstock.cli import options
 from penstock.cli.interrupts import terminating_cleanly
-from penstock.cli.progress import StageProgress
+from penstock.cli.pipelines.beside import Beside, write_beside
+from penstock.cli.views.model import certificate_lines
+from penstock.cli.views.progress import StageProgress
 from penstock.cli.views.tables import make_console
 from penstock.offline.compress.model_files import check_target
 from penstock.offline.convert.base import UnsupportedOperators
@@ -23,6 +25,8 @@ from penstock.offline.convert.convert import convert as convert_source
 from penstock.offline.convert.registry import FORMATS
 from penstock.samples.user_code import apart_from_output
 from penstock.tensor import TensorSpec
+
+_NO_PIPELINE = Beside()
 
 
 def convert(
@@ -152,13 +156,14 @@ def convert(
         if not json:
             show(done)
         raise failed
+    pipeline = write_beside(done) if done.format == "huggingface" and done.output is not None else Beside()
     if json:
-        print(msgspec.json.encode(report(done)).decode())
+        print(msgspec.json.encode(report(done, pipeline)).decode())
     else:
-        show(done)
+        show(done, pipeline)
 
 
-def report(done: Conversion) -> dict[str, Any]:
+def report(done: Conversion, pipeline: Beside = _NO_PIPELINE) -> dict[str, Any]:
     """The stable JSON form of a conversion, for scripts."""
     return {
         "output": str(done.output) if done.output else None,
@@ -169,6 +174,7 @@ def report(done: Conversion) -> dict[str, Any]:
         "outputs": msgspec.to_builtins(done.signature.outputs),
         "parity": parity(done.certificate) if done.certificate else None,
         "unsupported": [],
+        "pipeline": str(pipeline.files[0]) if pipeline.files else None,
         "warnings": done.warnings,
     }
 
@@ -189,7 +195,7 @@ def parity(certificate: Certificate) -> dict[str, Any]:
     return {name: msgspec.to_builtins(getattr(certificate, name)) for name in names}
 
 
-def show(done: Conversion) -> None:
+def show(done: Conversion, pipeline: Beside = _NO_PIPELINE) -> None:
     """Print the result as text."""
     console = make_console()
     title = FORMATS[done.format].title if done.format in FORMATS else done.format
@@ -200,14 +206,15 @@ def show(done: Conversion) -> None:
         for spec in specs:
             console.print(f"{name:<9} {escape(_spec(spec, axes.get(spec.name, ())))}", soft_wrap=True)
     if done.certificate is not None:
-        console.print(f"{'parity':<9} {escape(done.certificate.text)}", soft_wrap=True)
-        for one in done.certificate.proved:
-            told = f"output '{one.output}' is proved by {one.calls} of {one.of} calls"
-            console.print(f"{'proof':<9} {escape(told)}", soft_wrap=True)
-        for note in done.certificate.notes:
-            console.print(f"{'note':<9} {escape(note)}", soft_wrap=True)
+        for title, text in certificate_lines(done.certificate):
+            console.print(f"{title:<9} {escape(text)}", soft_wrap=True)
     if done.companions:
         console.print(f"{'beside':<9} {escape(', '.join(file.name for file in done.companions))}", soft_wrap=True)
+    if pipeline.files:
+        written = ", ".join(file.name for file in pipeline.files)
+        console.print(f"{'pipeline':<9} {escape(written)}; check it, then pack it with `penstock pack`", soft_wrap=True)
+    elif pipeline.reason:
+        console.print(f"{'note':<9} no pipeline.yaml was written: {escape(pipeline.reason)}", soft_wrap=True)
     for warning in done.warnings:
         console.print(f"[yellow]warning[/yellow]   {escape(warning)}", soft_wrap=True)
     console.print(f"{'next':<9} {escape(f'penstock inspect {done.output}')}", soft_wrap=True)

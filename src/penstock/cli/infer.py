@@ -14,13 +14,15 @@ from rich.markup import escape
 
 from penstock.artifact import Format, format_of, listed
 from penstock.bundle.evidence import Evidence
+from penstock.bundle.open import is_pipeline, may_be_bundle, open_bundle
 from penstock.bundle.titles import variant_title
 from penstock.cli import options
 from penstock.cli.flags.sources import runnable
+from penstock.cli.views.answers import infer_pipeline
 from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset
 from penstock.engines.registry import engine_title, engines_for
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, NotFound, PenstockError
 from penstock.inputs.hints import hints_for
 from penstock.inputs.meanings import meanings_of
 from penstock.offline.judge.accuracy import joined
@@ -28,9 +30,9 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import checked_reference, coupling_notes
 from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import MODELS, Model
-from penstock.runtime import open as open_model
 from penstock.samples.hints import InputHints
 from penstock.samples.open import load_dataset
+from penstock.samples.user_code import is_function
 from penstock.storage.atomic import check_writable, real_path, replacing, whole_file
 from penstock.tensor import Array
 
@@ -54,13 +56,24 @@ def infer(
             help=f"A bundle, or a model: {listed(MODELS)}, or any source of `penstock convert`.", show_default=False
         ),
     ],
-    inputs: Annotated[
-        Path,
-        typer.Option(
-            help="Samples: npz file of rows, folder of npz files, JSON lines, CSV, Parquet, or module:function.",
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="For a pipeline: files or texts, one per item; or NAME=VALUE for each input of one item.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="For a model, samples: npz file of rows, folder of npz files, JSON lines, CSV, Parquet, or module:function.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="For a pipeline: a text. May be repeated.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="For a pipeline: draw the boxes of the item on its picture.")
+    ] = None,
     outputs: Annotated[
         Path | None,
         typer.Option(
@@ -73,24 +86,56 @@ def infer(
     trust_labels: Annotated[
         bool, typer.Option("--trust-labels", help="Accept labels on which the model is no better than chance.")
     ] = False,
+    allow_python: options.AllowPython = False,
     parents: options.Parents = False,
     json: options.Json = False,
 ) -> None:
-    """Run a bundle or model over samples, in this process.
+    """Run a pipeline on files or texts, or a model over samples, in this process.
 
-    A sample is one row or, if the model has no batch axis, one call. If the samples have `labels`, the command also reports the
-    accuracy. The bundle's contract names the metric and the judged outputs.
+    A pipeline prints its outputs as JSON, as a server answers; for several items, one line for each.
+
+    For a model, a sample is one row or, if the model has no batch axis, one call. If the samples have `labels`, the command also
+    reports the accuracy. The bundle's contract names the metric and the judged outputs.
 
     [bold]Examples[/bold]
+
+      penstock infer ocr.bundle photo.jpg --draw boxes.png
 
       penstock infer digits.bundle --inputs test.npz
 
       penstock infer digits.bundle --inputs test.npz --outputs answers.npz --json
     """
-    options.check_folders([outputs], parents)
+    options.check_folders([outputs, draw], parents)
+    if is_pipeline(bundle):
+        if inputs is not None or outputs is not None:
+            raise InvalidArgument(f"'{bundle}' is a pipeline, which takes files", f"penstock infer {bundle} FILE")
+        infer_pipeline(bundle, items or [], text or [], draw, allow_python, json)
+        return
+    if items or text or draw is not None:
+        _check_model(bundle)
+        raise InvalidArgument(f"'{bundle}' is a model, which takes tensors", "name their file with --inputs")
+    if inputs is None:
+        raise InvalidArgument("--inputs is missing", "name a file of samples, e.g. --inputs test.npz")
+    _infer_model(bundle, inputs, outputs, batch, trust_labels, json)
+
+
+def _check_model(given: Path) -> None:
+    """Raises NotFound, IntegrityError or InvalidArgument if ``given``, which is no bundle of a pipeline, cannot be a model."""
+    if given.is_file() and given.suffix.lower() in (".yaml", ".yml", ".toml"):
+        hint = f"pack it with `penstock pack {given} -o {given.stem}.bundle`, and run the bundle"
+        raise InvalidArgument(f"'{given}' is the declaration of a pipeline", hint)
+    if given.exists() and may_be_bundle(given):
+        open_bundle(given)
+    elif not given.exists() and not is_function(str(given)):
+        raise NotFound(f"no bundle or model '{given}'", "check the path, or pack a pipeline with `penstock pack`")
+
+
+def _infer_model(
+    bundle: Path, inputs: Path, outputs: Path | None, batch: int | None, trust_labels: bool, json: bool
+) -> None:
     if outputs is not None:
         _check_target(outputs, bundle, inputs)
-    with open_model(runnable(bundle)) as model:
+    with Model.open(runnable(bundle)) as model:
         independent = model.signature.batchable and not model.coupling
         # The states of a sequence are those that this model returns.
         states = hints_for(meanings_of(model.signature), model.infer).states

@@ -13,8 +13,9 @@ from rich.markup import escape
 
 from penstock.artifact import Format, format_of, local_path
 from penstock.bundle.evidence import CandidateRecord, Evidence
-from penstock.bundle.manifest import Manifest
-from penstock.bundle.open import Bundle, is_bundle, open_bundle
+from penstock.bundle.manifest import Manifest, PipelineManifest
+from penstock.bundle.open import Bundle, as_model, is_bundle, read_bundle
+from penstock.bundle.pipeline import PipelineBundle
 from penstock.bundle.titles import outcome, steps_title, title, variant_title, verdict
 from penstock.cli import options
 from penstock.cli.flags.sources import is_source, runnable
@@ -56,6 +57,8 @@ def inspect(
 ) -> None:
     """Show a bundle's models, measurements, and rejected candidates with reasons. Verifies every digest.
 
+    For the bundle of a pipeline, show its steps, models, labels and code.
+
     For a model, show its inputs and what they seem to mean, its operators, size and memory, the engines that run it, what INT8 would
     change, whether requests to it can be merged, and the command to type next.
 
@@ -74,7 +77,15 @@ def inspect(
     if not is_bundle(path) and (format_of(path) is not None or is_source(path)):
         _inspect_model(path, report, template, json)
         return
-    opened = open_bundle(bundle)
+    contents = read_bundle(bundle)
+    if isinstance(contents.manifest, PipelineManifest):
+        if template is not None or report is not None:
+            raise InvalidArgument(
+                f"'{path}' contains a pipeline, which has no measurements", "remove --report and --template"
+            )
+        _inspect_pipeline(PipelineBundle(contents, contents.manifest), json)
+        return
+    opened = as_model(contents)
     if template is not None:
         _write_template(opened, template)
     if report is not None:
@@ -100,6 +111,15 @@ def inspect(
         console.print(f"[yellow]note[/yellow]    {escape(difference)}; build again on this machine for valid figures")
     if report is not None:
         console.print(f"report  {escape(str(report))}")
+
+
+def _inspect_pipeline(opened: PipelineBundle, json: bool) -> None:
+    from penstock.cli.views import pipeline  # noqa: PLC0415 - takes long, and other bundles do not need it
+
+    if json:
+        print(msgspec.json.encode(pipeline.facts_of(opened)).decode())
+    else:
+        pipeline.show(make_console(), opened)
 
 
 def _inspect_model(path: Path, report: Path | None, template: Path | None, json: bool) -> None:

@@ -40,8 +40,10 @@ from penstock.version import __version__
 _PANELS = {
     "Build a bundle": {
         "convert": "Convert a model of any framework to ONNX, and prove that its outputs did not change.",
+        "new": "Write the declaration of a pipeline for a model, from a template.",
         "build": "Optimise and quantise a model, measure the candidates, and pack the fastest that meets the contract.",
         "compress": "Search for the best sequence of compression methods that meets a contract.",
+        "pack": "Check a pipeline, record its examples, and pack it with its models into one bundle.",
         "inspect": "Show the contents and measurements of a bundle, or what a model contains, needs and seems to take.",
     },
     "Serve": {
@@ -51,7 +53,10 @@ _PANELS = {
         "doctor": "Check the configurations of a model repository against its models, and fix them.",
     },
     "Run and measure": {
-        "infer": "Run a bundle or model on the rows of an npz file, without a server.",
+        "infer": "Run a pipeline on files, or a model on the rows of an npz file, without a server.",
+        "video": "Run a pipeline over the frames of a video, and summarise its outputs.",
+        "trace": "Show when each step of a pipeline runs, one item at a time and in a stream.",
+        "split": "Split a model between a device and a server, at the cut that is fastest over a link.",
         "bench": "Load-test a server with a closed or an open loop, and report throughput and latencies.",
     },
     "Single compression methods": {entry.name: entry.summary for entry in METHODS.values()},
@@ -60,6 +65,9 @@ _PANELS = {
 """One line of help for every command, by panel. ``penstock --help`` needs no import of a command."""
 
 COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in panel.items()}
+
+_PIPELINES = ("new", "pack", "trace", "video")
+"""Commands on pipelines, which have their own folder."""
 
 _REMOVED = {"demo": "run `make demo`, or python examples/digits/demo.py, in a checkout"}
 """Commands of earlier versions, with their replacements."""
@@ -199,7 +207,8 @@ def _load(name: str) -> Callable[..., Any]:
         if name in METHODS:
             body: Callable[..., Any] = importlib.import_module("penstock.cli.methods.command").make_command(name)
         else:
-            body = getattr(importlib.import_module(f"penstock.cli.{name}"), name)
+            folder = "pipelines." if name in _PIPELINES else ""
+            body = getattr(importlib.import_module(f"penstock.cli.{folder}{name}"), name)
     return body
 
 

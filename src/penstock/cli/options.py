@@ -50,6 +50,9 @@ Name = Annotated[str, typer.Option(help="Name of the served model; default: the 
 Report = Annotated[Path | None, typer.Option(help="Also write an HTML report to this path.")]
 Parents = Annotated[bool, typer.Option("--parents", help="Create the folders of the output files if they are missing.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the target even if it is not a bundle.")]
+AllowPython = Annotated[
+    bool, typer.Option("--allow-python", help="Run the Python steps of the pipeline. Only for pipelines you trust.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 

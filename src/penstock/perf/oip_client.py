@@ -68,10 +68,10 @@ async def infer_all(
         session = HttpSession(address, timeout_s)
         try:
             for number in numbers:
-                answer = await session.ask(infer_request(address, model, requests[number], binary=binary))
-                if answer.status != 200:
-                    raise _refusal(answer, f"request {number} to model '{model}' failed")
-                outputs[number] = decode_answer(answer.body, answer.json_size)
+                label = f"request {number}"
+                outputs[number] = await infer_once(
+                    session, address, model, requests[number], binary=binary, label=label
+                )
         finally:
             session.close()
 
@@ -82,6 +82,22 @@ async def infer_all(
     except* PenstockError as group:
         raise group.exceptions[0] from None
     return outputs
+
+
+async def infer_once(
+    session: HttpSession,
+    address: Address,
+    model: str,
+    inputs: Mapping[str, Array],
+    *,
+    binary: bool = True,
+    label: str = "the request",
+) -> dict[str, Array]:
+    """Send one request over ``session``. Returns the outputs, and raises the errors, of ``infer_all``; they call it ``label``."""
+    answer = await session.ask(infer_request(address, model, inputs, binary=binary))
+    if answer.status != 200:
+        raise _refusal(answer, f"{label} to model '{model}' failed")
+    return decode_answer(answer.body, answer.json_size)
 
 
 def infer_message(model: str, inputs: Mapping[str, Array]) -> bytes:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidArgument, InvalidConfig
+from penstock.pipeline.value import Value
 from penstock.tensor import Array
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {"<": lt, "<=": le, "==": eq, "!=": ne, ">=": ge, ">": gt}
@@ -39,9 +40,11 @@ class Condition(msgspec.Struct, frozen=True):
         hint = "write 'TENSOR', 'not TENSOR', or e.g. 'TENSOR >= 0.5'"
         raise InvalidConfig(f"the condition '{text[:100]}' cannot be read", hint)
 
-    def holds(self, array: Array) -> bool:
-        """True if the condition holds for every element of ``array``. Raises InvalidArgument if it holds for some elements only."""
-        if array.dtype.kind == "O" or not array.size:
+    def holds(self, value: Value) -> bool:
+        """True if the condition holds for every element of ``value``. Raises InvalidArgument if it holds for some elements only, or
+        if the value is no array of numbers."""
+        array: Array = np.asarray(value)
+        if array.dtype.kind in "OSU" or not array.size:
             has = "text" if array.size else "no element"
             raise InvalidArgument(f"the condition '{self}' needs a number, but its tensor has {has}")
         found = _COMPARISONS[self.comparison](array, np.float64(self.bound))

@@ -1,4 +1,4 @@
-"""One run of a graph: a step starts as soon as its inputs are available, and a tensor is released after its last consumer.
+"""One run of a graph: a step starts as soon as its inputs are available, and a value is released after its last consumer.
 
 A run uses callbacks instead of tasks. A step calls back with its outcome, possibly before ``start`` returns.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from penstock.errors import Cancelled, InvalidArgument, PenstockError, prefixed
 from penstock.pipeline.graph import GraphPlan, PipelineStep
-from penstock.tensor import Array
+from penstock.pipeline.value import Value
 
 _log = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ class Work(Protocol):
         """Abandon the step and ignore its outcome. Idempotent."""
 
 
-Told = Mapping[str, Array] | PenstockError
-"""Arrays by name, or an error."""
-Start = Callable[[PipelineStep, dict[str, Array], Callable[[Told], None]], Work | None]
+Told = Mapping[str, Value] | PenstockError
+"""Values by name, or an error."""
+Start = Callable[[PipelineStep, dict[str, Value], Callable[[Told], None]], Work | None]
 """``start(step, inputs, done)`` starts a step on read-only ``inputs``. The step calls ``done`` once. ``start`` returns None if the
 step has already called ``done``. Inputs and outputs have the step's own tensor names. Raises PenstockError."""
 
@@ -41,7 +41,7 @@ class PipelineRun:
         self._plan = plan
         self._start = start
         self._done: Callable[[Told], None] | None = done
-        self._arrays: dict[str, Array | None] = {}
+        self._values: dict[str, Value | None] = {}
         """The tensors that are settled (known to have a value or to be absent) and still needed. An absent tensor is None."""
         self._uses, self._givers = dict(plan.uses), dict(plan.givers)
         self._waits = [len(step.reads) for step in plan.steps]
@@ -50,7 +50,7 @@ class PipelineRun:
         self._running: dict[int, Work | None] = {}
         self._is_advancing = False
 
-    def begin(self, inputs: Mapping[str, Array]) -> None:
+    def begin(self, inputs: Mapping[str, Value]) -> None:
         """Start the run. ``inputs`` may lack some of the graph's inputs. Call once. May call ``done`` before it returns."""
         for name in self._plan.inputs:
             self._settle(name, inputs.get(name))
@@ -60,14 +60,14 @@ class PipelineRun:
         """End the run with Cancelled, unless it has already ended. Idempotent."""
         self._end(Cancelled("the request was cancelled"))
 
-    def _settle(self, tensor: str, array: Array | None) -> None:
-        """Record that ``tensor`` is ``array``. With None, record that one of the steps that may produce the tensor was skipped."""
-        if array is None:
+    def _settle(self, tensor: str, value: Value | None) -> None:
+        """Record that ``tensor`` is ``value``. With None, record that one of the steps that may produce the tensor was skipped."""
+        if value is None:
             self._givers[tensor] -= 1
             if self._givers[tensor]:
                 return
         if self._uses.get(tensor):
-            self._arrays[tensor] = array
+            self._values[tensor] = value
         for position in self._plan.readers.get(tensor, ()):
             self._waits[position] -= 1
             if not self._waits[position]:
@@ -105,19 +105,19 @@ class PipelineRun:
             elif self._done is None and work is not None:
                 work.cancel()  # the run ended while the step was being started
 
-    def _take(self, step: PipelineStep) -> dict[str, Array] | None:
+    def _take(self, step: PipelineStep) -> dict[str, Value] | None:
         """The inputs of ``step``; None if it is skipped. Releases tensors without further consumers. Raises InvalidArgument."""
-        arrays = self._arrays
-        found = {own: arrays[tensor] for own, tensor in step.inputs.items()}
-        inputs = {own: array for own, array in found.items() if array is not None}
+        values = self._values
+        found = {own: values[tensor] for own, tensor in step.inputs.items()}
+        inputs = {own: value for own, value in found.items() if value is not None}
         runs = step.optional.issuperset(found.keys() - inputs.keys())
         if step.condition is not None:
-            decides = arrays[step.condition.tensor]
+            decides = values[step.condition.tensor]
             runs = runs and decides is not None and step.condition.holds(decides)
         for tensor in step.reads:
             self._uses[tensor] -= 1
             if not self._uses[tensor]:
-                del arrays[tensor]
+                del values[tensor]
         return inputs if runs else None
 
     def _answered(self, position: int, told: Told) -> None:
@@ -136,22 +136,32 @@ class PipelineRun:
         self._advance()
 
     def _finish(self) -> None:
-        found = {name: self._arrays[name] for name in self._plan.wanted}
-        outputs = {name: array for name, array in found.items() if array is not None}
-        for name in found:
-            if name not in outputs and name not in self._plan.optional:
-                givers = ", ".join(f"'{step.name}'" for step in self._plan.steps if name in step.outputs.values())
-                why = f"step {givers} was skipped" if givers else "the request lacks this input"
-                self._end(InvalidArgument(f"output '{name}' is missing: {why}", "declare the output as optional"))
-        self._end(outputs)
+        try:
+            self._end(wanted_of(self._plan, self._values))
+        except InvalidArgument as error:
+            self._end(error)
 
     def _end(self, told: Told) -> None:
         done, self._done = self._done, None
         if done is None:
             return
         running, self._running = self._running, {}
-        self._arrays.clear()
+        self._values.clear()
         for work in running.values():
             if work is not None:
                 work.cancel()
         done(told)
+
+
+def wanted_of(plan: GraphPlan, values: Mapping[str, Value | None]) -> dict[str, Value]:
+    """The wanted outputs that are present, in order. Raises InvalidArgument if another is absent."""
+    outputs = {}
+    for name in plan.wanted:
+        value = values.get(name)
+        if value is not None:
+            outputs[name] = value
+        elif name not in plan.optional:
+            givers = ", ".join(f"'{step.name}'" for step in plan.steps if name in step.outputs.values())
+            why = f"step {givers} was skipped" if givers else "the request lacks this input"
+            raise InvalidArgument(f"output '{name}' is missing: {why}", "declare the output as optional")
+    return outputs

@@ -5,6 +5,7 @@ A step is a model, or a transform before or after a model. Inputs and outputs ha
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -16,7 +17,7 @@ from penstock.pipeline.condition import Condition
 from penstock.tensor import DataType, Signature, TensorSpec
 
 
-class PipelineStep(msgspec.Struct, frozen=True, eq=False):
+class PipelineStep(msgspec.Struct, frozen=True, eq=False, dict=True):
     """One step. ``inputs`` and ``outputs`` map the step's own tensor names to tensors of the graph."""
 
     name: str
@@ -31,7 +32,7 @@ class PipelineStep(msgspec.Struct, frozen=True, eq=False):
     batchable: bool = False
     """True if the first dimension of all the step's tensors is the batch dimension."""
 
-    @property
+    @functools.cached_property
     def reads(self) -> frozenset[str]:
         """The graph's tensors that must be produced, or be known to be absent, before the step can start."""
         read = self.inputs.values()
@@ -53,6 +54,8 @@ class GraphPlan(msgspec.Struct, frozen=True, eq=False):
     """Maps each tensor to the number of steps that read it, plus one if it is a wanted output."""
     givers: Mapping[str, int]
     """Maps each tensor to the number of steps that may produce it. If all these steps are skipped, the tensor is absent."""
+    releases: Sequence[Sequence[str]]
+    """For each step, the tensors that no step reads after it, if the steps run in order."""
 
 
 class Graph(msgspec.Struct, frozen=True, eq=False):
@@ -80,7 +83,11 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
                 readers[tensor].append(position)
         uses = Counter({tensor: len(them) for tensor, them in readers.items()}) + Counter(wanted)
         givers = Counter([*self.inputs, *(tensor for step in kept for tensor in step.outputs.values())])
-        return GraphPlan(tuple(reversed(kept)), self.inputs, tuple(wanted), self.optional, dict(readers), uses, givers)
+        last = {tensor: max(them) for tensor, them in readers.items() if tensor not in wanted}
+        releases = [[tensor for tensor in step.reads if last.get(tensor) == n] for n, step in enumerate(reversed(kept))]
+        return GraphPlan(
+            tuple(reversed(kept)), self.inputs, tuple(wanted), self.optional, dict(readers), uses, givers, releases
+        )
 
 
 def declare(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidArgument
 from penstock.offline.convert.base import ConvertOptions, InputSpec
 from penstock.offline.convert.declarations import (
+    check_declared,
     check_inputs,
     chosen_outputs,
     declared_input,
@@ -143,3 +144,14 @@ def test_free_dimensions_have_the_users_names():
     found = {name: [axis.name for axis in axes] for name, axes in free_axes(specs, OPTIONS).items()}
     assert found == {"x": ["N", "L"], "y": ["N", "y_1"], "z": ["batch", "z_1"]}
     assert free_axes([TensorSpec("x", DataType.FP32, (3,))], OPTIONS) == {"x": ()}
+
+
+@given(st.lists(st.tuples(st.sampled_from([-1, 1, 3]), st.sampled_from([1, 3, "N"])), max_size=4))
+def test_a_declaration_is_refused_where_the_model_fixes_another_size(dims: list[tuple[int, int | str]]) -> None:
+    spec = TensorSpec("x", DataType.FP32, tuple(size for size, _ in dims))
+    options = ConvertOptions(inputs=(InputSpec("x", None, tuple(wanted for _, wanted in dims)),))
+    if all(size in (-1, wanted) for size, wanted in dims):
+        check_declared(spec, options)
+    else:
+        with pytest.raises(InvalidArgument, match="the model fixes its size"):
+            check_declared(spec, options)

@@ -15,7 +15,7 @@ def runnable(given: Path) -> Path:
     if format_of(given) is not None or not is_source(given):
         return given
     # These imports take long, and most models need no conversion.
-    from penstock.cli.progress import StageProgress  # noqa: PLC0415
+    from penstock.cli.views.progress import StageProgress  # noqa: PLC0415
     from penstock.offline.convert.cached import onnx_file  # noqa: PLC0415
     from penstock.offline.convert.detect import detect  # noqa: PLC0415
 

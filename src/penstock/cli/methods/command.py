@@ -16,7 +16,7 @@ from penstock.cli.flags.quantities import parse_seconds, parse_share
 from penstock.cli.methods.decode import decode
 from penstock.cli.methods.show import show
 from penstock.cli.options import check_folders
-from penstock.cli.progress import StageProgress
+from penstock.cli.views.progress import StageProgress
 from penstock.config import field_docs, plain_type
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.job import Job

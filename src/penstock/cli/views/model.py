@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from penstock.artifact import Format
 from penstock.cli.infer import write_npz
+from penstock.offline.convert.certificate import Certificate
 from penstock.offline.look.facts import CostFacts, ModelFacts, TensorFacts
 from penstock.offline.look.look import Look, Source, look, make_template, next_command
 from penstock.rows.proof import advice
@@ -100,11 +101,20 @@ def lines(facts: ModelFacts) -> Iterator[tuple[str, str]]:
 
 def _remarks(facts: ModelFacts) -> Iterator[tuple[str, str]]:
     if facts.certificate is not None:
-        yield "parity", facts.certificate.text
+        yield from certificate_lines(facts.certificate)
     for note in facts.notes:
         yield "note", note
     if facts.next_command:
         yield "next", facts.next_command
+
+
+def certificate_lines(certificate: Certificate) -> Iterator[tuple[str, str]]:
+    """What ``certificate`` proves, and what it leaves out."""
+    yield "parity", certificate.text
+    for one in certificate.proved:
+        yield "proof", f"output '{one.output}' is proved by {one.calls} of {one.of} calls"
+    for note in certificate.notes:
+        yield "note", note
 
 
 def tensor_text(tensor: TensorFacts, names: Sequence[str]) -> str:

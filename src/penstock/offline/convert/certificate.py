@@ -66,7 +66,7 @@ class Certificate(msgspec.Struct, frozen=True):
     """Difference that rounding explains, for the output with the largest difference."""
     first_divergent: Divergence | None = None
     not_compared: tuple[str, ...] = ()
-    """Outputs that depend on random operators."""
+    """Outputs that are random in the source."""
     not_proved: tuple[str, ...] = ()
     """Outputs whose comparison says nothing in most calls, because they are empty or rounding could change them completely."""
     proved: tuple[Proof, ...] = ()

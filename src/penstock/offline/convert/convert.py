@@ -34,7 +34,7 @@ from penstock.errors import (
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, InputSpec
 from penstock.offline.convert.certificate import Certificate, attach
-from penstock.offline.convert.declarations import parse_dynamic, parse_inputs
+from penstock.offline.convert.declarations import check_declared, parse_dynamic, parse_inputs
 from penstock.offline.convert.parity.parity import certify
 from penstock.offline.convert.registry import FORMATS, SHAPELESS, get_converter
 from penstock.offline.convert.repairs import repair
@@ -317,6 +317,8 @@ def _check_axes(options: ConvertOptions, signature: Signature) -> None:
                 f"--dynamic names input '{name}', which the model does not have",
                 f"its inputs are {signature.input_names}",
             )
+    for spec in signature.inputs:
+        check_declared(spec, options)
 
 
 def _valid(path: Path, exported: Exported) -> tuple[Artifact, tuple[str, ...]]:

@@ -98,6 +98,28 @@ def declared_input(name: str, options: ConvertOptions, known: Sequence[int | str
     return InputSpec(name, datatype, tuple(dims))
 
 
+def check_declared(spec: TensorSpec, options: ConvertOptions) -> None:
+    """Raise InvalidArgument if the model's input ``spec`` has a size of its own where the user declares another one, or a free one."""
+    shape = next((one.shape for one in options.inputs if one.name == spec.name), None)
+    dims: dict[int, int | str] = {**dict(enumerate(shape or ())), **options.dynamic.get(spec.name, {})}
+    rank = len(spec.shape)
+    if (shape is not None and len(shape) != rank) or max(dims, default=0) >= max(rank, 1):
+        declared = max(len(shape or ()), max(dims, default=-1) + 1)
+        raise InvalidArgument(
+            f"input '{spec.name}' of the model has {rank} dimension(s), but {declared} are declared",
+            f"its shape is {list(spec.shape)}, where -1 is a free dimension",
+        )
+    for axis, dim in dims.items():
+        size = spec.shape[axis]
+        if size < 0 or dim == size:
+            continue
+        wanted = f"the size {dim}" if isinstance(dim, int) else f"free ('{dim}')"
+        raise InvalidArgument(
+            f"axis {axis} of input '{spec.name}' is declared as {wanted}, but the model fixes its size to {size}",
+            f"declare the size {size}, or save the model again with this dimension free",
+        )
+
+
 def free_axes(
     specs: Iterable[TensorSpec], options: ConvertOptions, first: str = "batch"
 ) -> dict[str, tuple[Axis, ...]]:

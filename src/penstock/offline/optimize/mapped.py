@@ -44,7 +44,7 @@ class Scratch:
 
     def __init__(self, external: Iterable[tuple[Array, TensorProto]]) -> None:
         """Write the arrays of ``external``, and give the tensors their places. Raises OSError."""
-        self.path = Path(tempfile.mkdtemp(prefix="penstock-model-")).resolve()
+        self.path = Path(tempfile.mkdtemp(prefix="penstock-weights-")).resolve()
         weakref.finalize(self, _remove, self.path, os.getpid())
         with (self.path / WEIGHTS).open("wb") as file:
             for array, tensor in external:

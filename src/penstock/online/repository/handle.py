@@ -21,6 +21,7 @@ from penstock.online.repository.triton.auto_complete import Model
 from penstock.online.repository.triton.schema import with_instances
 from penstock.online.scheduler.base import Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.pipeline.function import Function
 from penstock.request import InferRequest
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.tensor import TensorSpec
@@ -51,8 +52,10 @@ class Handle:
         identity: str = "",
         cache: ModelCache | None = None,
         make_call: MakeCall | None = None,
+        function: Function | None = None,
+        parts: Mapping[str, Handle] = {},
     ) -> None:
-        """``make_call`` lets Python models call other models."""
+        """``make_call`` lets Python models call other models. ``parts`` are the models of a pipeline, by name."""
         self.name = config.name
         self.version = version
         self.platform = config.platform
@@ -67,6 +70,9 @@ class Handle:
         """Bytes of the outputs per row, or per request if requests are not merged. 0 if the outputs are not large compared with
         the inputs. Unknown dimensions count as 1."""
         self.scheduler = scheduler
+        self.function = function
+        """The function of a pipeline; None for other models."""
+        self._parts = parts
         self.cache = cache
         """None if the model's responses are not cached."""
         self.identity = identity
@@ -93,6 +99,11 @@ class Handle:
         return statistics
 
     @property
+    def all_statistics(self) -> list[ModelStatistics]:
+        """The statistics of the model, and of the models of a pipeline."""
+        return [self.statistics, *(one for part in self._parts.values() for one in part.all_statistics)]
+
+    @property
     def is_healthy(self) -> bool:
         """True if at least one instance can run. For an ensemble, True if all its models can run."""
         if not self._models:
@@ -109,6 +120,8 @@ class Handle:
 
     def start(self) -> None:
         """Start the instances."""
+        for part in self._parts.values():
+            part.start()
         self._begin(self._instances)
 
     def grow(self, models: Sequence[Model]) -> None:
@@ -181,6 +194,8 @@ class Handle:
             await self._released.wait()
         await self.scheduler.drain()
         self.scheduler.stop()
+        for part in self._parts.values():
+            await part.unload()
         # Also wait for instances that were asked to end earlier.
         self._going = 0
         # Wait on a daemon thread, because an instance whose model hangs never ends.

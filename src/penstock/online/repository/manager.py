@@ -25,9 +25,9 @@ from penstock.online.repository.loading.loader import (
     LoadedVersion,
     Preloaded,
     load_more,
-    load_version,
     warm,
 )
+from penstock.online.repository.loading.pipeline import LoadedPipeline, load_any
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override, discard, hold
 from penstock.online.repository.policy import choose, plan
@@ -69,7 +69,7 @@ class Manager:
         layout: Layout,
         load_options: LoadOptions,
         preloaded: Mapping[tuple[str, str], Preloaded] = {},
-        load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
+        load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion | LoadedPipeline] = load_any,
         *,
         is_explicit: bool = False,
         takes_files: bool = False,
@@ -203,7 +203,11 @@ class Manager:
         if self._loading:
             await asyncio.wait(self._loading, timeout=timeout_s)
         for future in self._loading:
-            if future.done() and not future.exception() and isinstance(loaded := future.result(), LoadedVersion):
+            if (
+                future.done()
+                and not future.exception()
+                and isinstance(loaded := future.result(), LoadedVersion | LoadedPipeline)
+            ):
                 loaded.drop()
         return sorted({name for future, name in self._loading.items() if not future.done()})
 
@@ -431,11 +435,13 @@ class Manager:
             return self._assembler.assemble_ensemble(source, number)
         preloaded = self._preloaded.pop((source.name, number), None)
         if preloaded is not None and preloaded.resolved.source.fingerprint == source.fingerprint:
-            work = partial(warm, preloaded, load_options)
+            work: Callable[[], LoadedVersion | LoadedPipeline] = partial(warm, preloaded, load_options)
         else:
             work = partial(self._load_now, self._layout, source, number, load_options)
         loaded = await self._on_thread("load", source.name, work, load_options.halt.used_s)
         try:
+            if isinstance(loaded, LoadedPipeline):
+                return self._assembler.assemble_pipeline(loaded)
             return self._assembler.assemble(loaded)
         except BaseException:
             await on_daemon_thread(f"unload-{source.name}", loaded.drop)

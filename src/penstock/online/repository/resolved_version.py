@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from penstock.artifact import Artifact, format_of, local_path
+from penstock.bundle.local import options_of
 from penstock.bundle.open import Bundle, is_bundle, open_model, peek
 from penstock.config import did_you_mean
 from penstock.engines.registry import is_available
@@ -53,6 +54,8 @@ class LoadOptions(msgspec.Struct, frozen=True):
     """Maximum seconds of one call in a child process; 0 means no limit."""
     processes: int = 1
     """Number of server processes that share the cores."""
+    allow_python: bool = False
+    """True if pipelines may run the Python code in their bundles."""
     warmup_folder: str = ""
     """Folder with recorded requests, in one subfolder per model; empty if requests are not recorded."""
     halt: Halt = msgspec.field(default_factory=Halt)
@@ -164,8 +167,10 @@ def _refuse_repository(target: Path) -> None:
     )
 
 
-def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULTS) -> ResolvedVersion:
-    """Resolve ``version`` of ``source``.
+def find(
+    source: ModelSource, version: str, load_options: LoadOptions = _DEFAULTS, part: Bundle | None = None
+) -> ResolvedVersion:
+    """Resolve ``version`` of ``source``. ``part`` is the opened bundle if it is a part of a pipeline.
 
     Raises NotFound, InvalidModel, InvalidConfig, Unsupported, IntegrityError.
     """
@@ -175,11 +180,11 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULT
             f"model '{source.name}' has 'sequence_batching', but each request of a sequence may reach a different process",
             "serve it with 'processes' set to 1",
         )
-    is_target = path.name != version or is_bundle(path) or path.is_file()
+    is_target = part is not None or path.name != version or is_bundle(path) or path.is_file()
     backend = _NO_BACKEND if is_target else backend_of(given, source.name, _names(path), where)
     path /= backend.filename
     max_batch, instances = DEFAULT_MAX_BATCH, 1
-    model = Artifact.from_file(path) if backend.engine else open_model(path)
+    model = part or (Artifact.from_file(path) if backend.engine else open_model(path))
     if isinstance(model, Bundle):
         artifact, engine, options, max_batch, instances = _of_bundle(source, model)
     else:
@@ -237,6 +242,6 @@ def _of_bundle(source: ModelSource, bundle: Bundle) -> tuple[Artifact, str, dict
         text = "bundle '%s' was tuned on another machine, so its measured profile may not be valid here: %s"
         _log.warning(text, bundle.name, "; ".join(differences))
     # For a bundle, ``engine_options`` returns no options. It only raises an error if the configuration names a missing device.
-    options = {**variant.options, **engine_options(source.given, source.name, "", source.written_in)}
+    options = options_of(variant) | engine_options(source.given, source.name, "", source.written_in)
     instances = min(serving.instances, machine.cores)
     return bundle.artifact(variant), variant.engine, options, serving.max_batch, instances

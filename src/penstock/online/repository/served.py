@@ -55,8 +55,9 @@ class ServedModels:
         return handle
 
     def statistics(self) -> list[ModelStatistics]:
-        """The statistics of every served version."""
-        return [handle.statistics for versions in self._models.values() for handle in versions.values()]
+        """The statistics of every served version, and of the models of pipelines."""
+        handles = (handle for versions in self._models.values() for handle in versions.values())
+        return [statistics for handle in handles for statistics in handle.all_statistics]
 
     async def unload_all(self) -> None:
         """Stop serving all models. Returns when all requests are answered and all models are unloaded."""

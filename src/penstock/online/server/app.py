@@ -205,6 +205,7 @@ def _load_options(config: ServerConfig) -> LoadOptions:
         config.isolation,
         config.model_timeout_s,
         config.processes,
+        config.allow_python,
         config.warmup_folder,
     )
 

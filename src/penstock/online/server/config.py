@@ -107,6 +107,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Number of instances of each model. Defaults to the bundle's value, or 1."""
     isolation: Flag[Literal["thread", "process"]] = "thread"
     """Run instances on threads of the server, or each instance in its own process. A crash of a process does not end the server."""
+    allow_python: Flag[bool] = False
+    """Run the Python code that bundles of pipelines contain. The code has the rights of the server's user."""
     model_timeout_s: _Seconds = 0.0
     """Maximum seconds for one call of a model in its own process. If a call takes longer, the process is killed. For loading, the
     limit is at least 60 s. 0 sets no limit."""

@@ -98,6 +98,43 @@ def test_random_outputs_are_named_and_left_out() -> None:
     assert any("RandomNormalLike" in note for note in found.notes)
 
 
+def test_an_output_that_is_random_in_the_onnx_model_only_is_a_failure() -> None:
+    text = (
+        "g (float[N,4] x) => (float[N,4] y, float[N,4] z) "
+        "<float ratio = {0.5}, bool training = {%d}> { y = Dropout(x, ratio, training) z = Abs(x) }"
+    )
+    evaluated, trained = parsed(text % 0), parsed(text % 1)
+    found = checked(evaluated, trained)
+    assert not found.holds
+    assert not found.not_compared
+    assert any("'y' changes if the call is repeated" in note for note in found.notes)
+    assert checked(evaluated, evaluated).holds
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_an_output_of_a_narrower_type_is_a_failure(kind: str) -> None:
+    text = "g (float[N,4] x) => (%s[N,4] y) { s = Sigmoid(x) y = %s(s) }"
+    right = parsed(text % ("float", "Identity"))
+    wrong = parsed(text % (kind, f"Cast<to={onnx.TensorProto.DataType.Value(kind.upper())}>"))
+    found = checked(right, wrong)
+    assert not found.holds
+    assert any(f"is {kind}, but float32 in the source" in note for note in found.notes)
+
+
+def test_a_fault_that_the_outputs_hide_is_found_between_linked_tensors() -> None:
+    """The layer gives a ten-millionth of the output, as one with small weights beside a residual connection."""
+    text = (
+        "g (float[N,4] x) => (float[N,4] y) <float gain = {%s}, float small = {1e-7}> "
+        "{ h = Mul(x, gain) s = Sin(h) t = Mul(s, small) y = Add(x, t) }"
+    )
+    right = parsed(text % "1.0")
+    found = checked(right, parsed(text % "1.01"))
+    assert not found.holds
+    assert found.first_divergent is not None
+    assert "(Mul)" in found.first_divergent.node
+    assert checked(right, right).holds
+
+
 def test_nothing_is_proved_if_all_outputs_are_random() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float[N,4] x) => (float[N,4] y) { y = RandomNormalLike(x) }'

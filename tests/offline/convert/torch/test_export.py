@@ -73,6 +73,39 @@ def test_a_decision_on_a_size_holds_for_sizes_far_from_the_example(tmp_path):
         np.testing.assert_allclose(run(tmp_path / "model.onnx", feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"])
 
 
+def test_a_decision_on_the_product_of_two_sizes_holds(tmp_path):
+    class Large(nn.Module):
+        def forward(self, x):
+            if x.shape[0] * x.shape[1] > 5000:
+                return x * 2
+            return x + 10
+
+    source = opened(Large(), x("N", "L"))
+    source.export(tmp_path / "model.onnx", 21)
+    for shape in ((2, 3), (70, 80), (2, 3000)):
+        feeds = {"x": np.ones(shape, np.float32)}
+        np.testing.assert_allclose(run(tmp_path / "model.onnx", feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"])
+
+
+def test_a_decision_on_a_size_holds_if_dynamo_cannot_capture_the_module(tmp_path):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, x):
+            if x.shape[1] > 200:
+                x = x[:, :200]
+            return self.layer(x)[0]
+
+    source = opened(Recurrent(), x("N", "L", 4))
+    source.export(tmp_path / "model.onnx", 21)
+    for size in (3, 200, 201):
+        feeds = {"x": np.ones((2, size, 4), np.float32)}
+        found, wanted = run(tmp_path / "model.onnx", feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"]
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
 def test_nothing_is_printed(tmp_path, capfd):
     source = CONVERTER.open(MODELS["decision"].make(tmp_path), MODELS["decision"].options)
     source.export(tmp_path / "model.onnx", 21)

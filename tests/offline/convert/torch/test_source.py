@@ -55,6 +55,34 @@ def test_only_wanted_outputs_of_a_program_are_kept(tmp_path):
     np.testing.assert_allclose(run(tmp_path / "model.onnx", feeds)["mean"], source.forward(feeds)["mean"], atol=1e-6)
 
 
+def program_of_free_rows():
+    return torch.export.export(
+        Affine().eval(), (torch.ones(2, 4),), dynamic_shapes={"x": {0: torch.export.Dim("rows")}}
+    )
+
+
+@pytest.mark.parametrize("given", [{"dynamic": {"x": {0: "batch"}}}, {"inputs": ["x:float32[batch,4]"]}])
+def test_a_free_dimension_of_a_program_has_the_name_that_the_user_gives(given):
+    made = penstock.convert(program_of_free_rows(), **given)
+    assert (made.axes["x"], made.axes["mean"], made.signature.inputs[0].shape) == (["batch", ""], ["batch"], (-1, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dynamic": {"x": {1: "width"}}}, "axis 1 of input 'x' is declared as free \\('width'\\), but .* to 4"),
+        ({"inputs": ["x:float32[N,width]"]}, "axis 1 of input 'x' is declared as free"),
+        ({"inputs": ["x:float32[N,8]"]}, "axis 1 of input 'x' is declared as the size 8, but .* to 4"),
+        ({"inputs": ["x:float32[N,4,1]"]}, "2 dimension\\(s\\), but 3 are declared"),
+        ({"inputs": ["x:float64[N,4]"]}, "declared as FP64, but the program takes FP32"),
+        ({"dynamic": {"x": {3: "width"}}}, "no axis 3"),
+    ],
+)
+def test_what_a_program_fixes_cannot_be_declared_otherwise(given, message):
+    with pytest.raises(InvalidArgument, match=message):
+        penstock.convert(program_of_free_rows(), **given)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -72,8 +100,12 @@ def test_inputs_that_the_module_rejects():
     source = opened(Affine(), x("N", 4))
     with pytest.raises(InvalidInput):
         source.forward({})
-    with pytest.raises(InvalidInput, match="RuntimeError"):
+    with pytest.raises(InvalidInput, match="wrong shape \\[2, 5\\]"):
         source.forward({"x": np.ones((2, 5), np.float32)})
+    with pytest.raises(InvalidInput, match="RuntimeError"):  # Linear rejects a size that the declaration leaves free
+        opened(Affine(), x("N", "width"), sample={"x": np.ones((2, 4), np.float32)}).forward(
+            {"x": np.ones((2, 5), np.float32)}
+        )
 
 
 class Halves(nn.Module):

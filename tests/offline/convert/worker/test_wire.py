@@ -37,7 +37,7 @@ MESSAGES = [
         ),
     ),
     wire.Values({"x": np.array([True, False]), "s": np.array([b"text", b""], object)}, ("a", "b")),
-    wire.Probes(7),
+    wire.Probe(7),
     wire.Export(Path("/x"), 21),
     wire.Opened("TensorFlow", "2", Signature((SPEC,), (SPEC,)), {"x": (Axis(0, "batch"),)}, ("a note",)),
     wire.Arrays({"x": np.arange(6, dtype=np.float64).reshape(2, 3), "y": np.zeros((0, 5), ml_dtypes.bfloat16)}),

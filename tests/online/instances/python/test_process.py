@@ -5,15 +5,18 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.engines.base import RequestModel
 from penstock.errors import Code, InvalidArgument
-from penstock.online.instances.python.process import add_up
+from penstock.online.instances.process_instance import InstanceRestarting
+from penstock.online.instances.python.process import PythonProcess, add_up
 from penstock.online.scheduler.base import InstanceDied
 from penstock.request import InferRequest
 from penstock.telemetry.statistics import ModelStatistics, OwnMetric
@@ -275,18 +278,26 @@ def execute(self, requests):
 """
 
 
+def ask_restarted(model: PythonProcess, asked: InferRequest) -> list[Any]:
+    """The outcomes once the model's process has been restarted, which may take some seconds on a busy machine."""
+    for _ in range(30):
+        with suppress(InstanceRestarting):
+            return ask(model, [asked])
+    return ask(model, [asked])
+
+
 def test_a_death_costs_its_batch_only(processes: Processes) -> None:
     model = processes.load(DIES)
     with pytest.raises(InstanceDied, match="died in the middle of this batch"):
         ask(model, [request(0), request(2)])
-    assert ask(model, [request(2)])[0]["y"][0, 0] == 2
+    assert ask_restarted(model, request(2))[0]["y"][0, 0] == 2
 
 
 def test_a_hang_is_ended(processes: Processes) -> None:
     model = processes.load(DIES, timeout_s=0.5)
     with pytest.raises(InstanceDied, match=r"took longer than 0\.5 s"):
         ask(model, [request(1)])
-    assert ask(model, [request(2)])[0]["y"][0, 0] == 2
+    assert ask_restarted(model, request(2))[0]["y"][0, 0] == 2
 
 
 def test_a_process_that_says_what_cannot_be_is_ended(processes: Processes) -> None:
@@ -300,7 +311,7 @@ def test_a_process_that_says_what_cannot_be_is_ended(processes: Processes) -> No
     model = processes.load(body)
     with pytest.raises(InstanceDied):
         ask(model, [request(1)])
-    assert ask(model, [request(2)])[0]["y"][0, 0] == 2
+    assert ask_restarted(model, request(2))[0]["y"][0, 0] == 2
 
 
 def test_loading_and_unloading_leaves_nothing(processes: Processes) -> None:

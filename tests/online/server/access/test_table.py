@@ -188,7 +188,10 @@ def test_requests_count_where_they_are_admitted(tmp_path: Path) -> None:
     """Only inference takes a token, over both protocols, and before its message is read."""
     keys = tmp_path / "keys.toml"
     keys.write_text('[clients.bob]\nkey = "bob-bob-bob-bob-bob"\nrequests_per_second = 0.001\nburst = 1\n')
-    counted = {"ModelInfer", *(f"/v2/models/{{model}}/{what}" for what in ("infer", "generate", "generate_stream"))}
+    counted = {
+        "ModelInfer",
+        *(f"/v2/models/{{model}}/{what}" for what in ("infer", "run", "generate", "generate_stream")),
+    }
     for rule in RULES:
         for name in (*rule.http, *rule.grpc):
             access = Access(keys, ManualClock())

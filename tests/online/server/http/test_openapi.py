@@ -42,6 +42,13 @@ NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None))
 """Nothing is asked of it."""
 RESOURCES = make_resources(NO_PLANE, NO_PLANE, Access(None, ManualClock()), ServerConfig())
 DOCUMENT = document(RESOURCES)
+
+
+@schemathesis.serializer("image/*", "audio/*")
+def as_bytes(context: object, value: object) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value).encode()
+
+
 SCHEMA = schemathesis.openapi.from_dict(json.loads(DOCUMENT))
 
 

@@ -54,7 +54,7 @@ class Operand:
             self.node.replace_input_with(self.index, graph.add_constant(owner, array, f"{value.name}"))
 
 
-class Side(NamedTuple):
+class ScaledOperand(NamedTuple):
     """An operand with the channels of a link. Its shape ``view`` has separate axes for channels. ``scale`` broadcasts to ``view``."""
 
     operand: Operand
@@ -75,7 +75,7 @@ class Read(NamedTuple):
     """One consumer at the end of a link: a product with constant weights, and its input tensor."""
 
     node: ir.Node
-    side: Side
+    side: ScaledOperand
     tensor: str
     axis: int
     """The axis of the channels: 1 or -1."""
@@ -89,7 +89,7 @@ class Link:
     def __init__(self, writer: ir.Node, channels: int) -> None:
         self.writer = writer
         self.channels = channels
-        self.written: list[Side] = []
+        self.written: list[ScaledOperand] = []
         """The operands to divide by s. The first operand is the producer's weight."""
         self.reads: list[Read] = []
         self.clips: list[tuple[ir.Node, float]] = []
@@ -156,14 +156,14 @@ class Rescaling:
             return None
         shape, linear = weight.array.shape, read_linear(node)
         if linear is not None:
-            side = Side(weight, linear.channel_view, linear.scale_view)
+            side = ScaledOperand(weight, linear.channel_view, linear.scale_view)
         elif node.op_type in ("MatMul", "Mul", "LayerNormalization"):
             is_matrix = node.op_type == "MatMul" and len(shape) == 2
             is_row = weight.array.size > 1 and shape[-1] == weight.array.size
             fits = is_row and len(shape) <= (graph.rank(node.outputs[0]) or 1)
             if not (is_matrix or (fits and graph.int_attribute(node, "axis", -1) == -1)):
                 return None
-            side = Side(weight, shape, (*(1 for _ in shape[1:]), shape[-1]))
+            side = ScaledOperand(weight, shape, (*(1 for _ in shape[1:]), shape[-1]))
         else:
             return None
         link = Link(node, math.prod(side.scale))
@@ -177,7 +177,7 @@ class Rescaling:
         bias = self._operand(node, 2)
         if bias is None or bias.array.size != link.channels or bias.array.shape[-1] != link.channels:
             return False
-        link.written.append(Side(bias, bias.array.shape, bias.array.shape))
+        link.written.append(ScaledOperand(bias, bias.array.shape, bias.array.shape))
         return True
 
     def _follow(self, value: ir.Value, axis: int, block: int, link: Link) -> bool:
@@ -218,7 +218,7 @@ class Rescaling:
         at = -1 if axis == -1 else 1 - rank
         if not -len(shape) <= at < 0 or shape[at] != link.channels or len(shape) > rank:
             return False
-        link.written.append(Side(operand, shape, shape))
+        link.written.append(ScaledOperand(operand, shape, shape))
         return True
 
     def _read(self, node: ir.Node, value: ir.Value, axis: int, block: int, link: Link) -> bool:
@@ -239,24 +239,24 @@ class Rescaling:
         return True
 
 
-def _convolution_side(node: ir.Node, form: LinearForm, weight: Operand, channels: int) -> Side | None:
+def _convolution_side(node: ir.Node, form: LinearForm, weight: Operand, channels: int) -> ScaledOperand | None:
     shape = weight.array.shape
     ones = tuple(1 for _ in shape[2:])
     if node.op_type == "ConvTranspose":
-        return Side(weight, shape, (channels, 1, *ones)) if shape[0] == channels else None
+        return ScaledOperand(weight, shape, (channels, 1, *ones)) if shape[0] == channels else None
     groups = form.groups
     if shape[1] * groups != channels or shape[0] % groups:
         return None
-    return Side(weight, (groups, shape[0] // groups, *shape[1:]), (groups, 1, shape[1], *ones))
+    return ScaledOperand(weight, (groups, shape[0] // groups, *shape[1:]), (groups, 1, shape[1], *ones))
 
 
-def _product_side(weight: Operand, channels: int, block: int, axis: int) -> Side | None:
+def _product_side(weight: Operand, channels: int, block: int, axis: int) -> ScaledOperand | None:
     shape = weight.array.shape
     if len(shape) != 2 or shape[axis] != channels * block:
         return None
     if axis == 0:
-        return Side(weight, (channels, block, shape[1]), (channels, 1, 1))
-    return Side(weight, (shape[0], channels, block), (1, channels, 1))
+        return ScaledOperand(weight, (channels, block, shape[1]), (channels, 1, 1))
+    return ScaledOperand(weight, (shape[0], channels, block), (1, channels, 1))
 
 
 def _limit(node: ir.Node, link: Link) -> bool:

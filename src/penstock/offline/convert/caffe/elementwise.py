@@ -15,7 +15,7 @@ from penstock.offline.convert.caffe.prototxt import TextMessage
 from penstock.tensor import Array
 
 
-class Function(Layer):
+class FunctionLayer(Layer):
     """A function of one value. ``values`` and ``nodes`` compute it; both get the parameters."""
 
     values: ClassVar[Callable[[Array, TextMessage], Array]]
@@ -35,7 +35,7 @@ def function(
 ) -> type[Layer]:
     """The class of the layers that compute ``values``, and that ONNX computes by ``nodes``."""
     body = {"parameter": parameter, "values": staticmethod(values), "nodes": staticmethod(nodes)}
-    return type("Function", (Function,), body)
+    return type("FunctionLayer", (FunctionLayer,), body)
 
 
 def _affine(to: Writer, x: str, given: TextMessage) -> str:

@@ -195,7 +195,7 @@ class Normalize(Layer):
         return str(to.node("Mul", to.node("Div", x, to.node("Sqrt", to.node("Add", squares, eps))), scale))
 
 
-class Softmax(Layer):
+class SoftmaxLayer(Layer):
     parameter = "softmax_param"
 
     def run(self, *bottoms: Array) -> Array:
@@ -216,5 +216,5 @@ LAYERS: dict[str, type[Layer]] = {
     "Embed": Embed,
     "MVN": MeanVariance,
     "Normalize": Normalize,
-    "Softmax": Softmax,
+    "Softmax": SoftmaxLayer,
 }

@@ -31,7 +31,7 @@ _WAYS_OUT = "remove the layer from the .prototxt, or write it with the layers of
 _FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
-class Step(NamedTuple):
+class LayerStep(NamedTuple):
     """A layer in the order of execution. Several layers may write the same blob one after the other, so each result has a name."""
 
     layer: Layer
@@ -96,7 +96,7 @@ class Net:
                     check_size(result.shape)
         return found
 
-    def write(self, to: Writer, shapes: Mapping[str, Shape]) -> Iterator[Step]:
+    def write(self, to: Writer, shapes: Mapping[str, Shape]) -> Iterator[LayerStep]:
         """Write the nodes of one layer after the other. ``shapes`` are those of all tensors in one call."""
         for step in self.steps:
             to.layer = step.layer.name
@@ -111,12 +111,12 @@ class Net:
             yield step
 
 
-def _connected(layers: Sequence[Layer], inputs: Iterable[str]) -> list[Step]:
+def _connected(layers: Sequence[Layer], inputs: Iterable[str]) -> list[LayerStep]:
     """The steps. The last layer that writes a blob gives its tensor the blob's name; earlier ones add their own."""
     left = Counter(top for layer in layers for top in layer.tops)
     current = {name: name for name in inputs}
     taken = {*inputs, *left}
-    steps: list[Step] = []
+    steps: list[LayerStep] = []
     for layer in layers:
         with _blamed(layer):
             if missing := [bottom for bottom in layer.bottoms if bottom not in current]:
@@ -131,11 +131,11 @@ def _connected(layers: Sequence[Layer], inputs: Iterable[str]) -> list[Step]:
                 name = f"{top}/{layer.name}"
                 current[top] = f"{name}_{len(steps)}" if name in taken else name  # several layers may have one name
                 taken.add(current[top])
-        steps.append(Step(layer, bottoms, tuple(current[top] for top in layer.tops)))
+        steps.append(LayerStep(layer, bottoms, tuple(current[top] for top in layer.tops)))
     return steps
 
 
-def _needed(steps: Sequence[Step], outputs: Iterable[str]) -> list[Step]:
+def _needed(steps: Sequence[LayerStep], outputs: Iterable[str]) -> list[LayerStep]:
     """The steps that ``outputs`` depend on."""
     wanted, found = set(outputs), []
     for step in reversed(steps):

@@ -33,10 +33,9 @@ from penstock.errors import InvalidArgument, InvalidModel, NotFound, PermissionD
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, InputSpec
 from penstock.offline.convert.frameworks.torch import CONVERTER as TORCH
 from penstock.offline.convert.registry import FORMATS
+from penstock.pipeline.templates.huggingface import METADATA
 from penstock.tensor import Array, DataType
 
-METADATA = "penstock.huggingface"
-"""Key of the ONNX metadata with the architecture, the labels, and the names of the files beside the model."""
 _Known = dict[str, tuple[DataType, tuple[int | str, ...]]]
 """Type and shape of inputs. A name in a shape is a free dimension."""
 _PAST, _ENCODED = "past_key_values", "encoder_hidden_states"

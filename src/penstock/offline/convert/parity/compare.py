@@ -76,7 +76,8 @@ def compare(
 def _compare(
     name: str, want: Array, got: Array, rounding: RoundingModel, sample: float, is_ordinary: bool
 ) -> OutputDifference:
-    if _kind(want) != _kind(got):
+    # The tolerance of a narrower type would explain what the type loses.
+    if _kind(want) != _kind(got) or (_is_half(got) and not _is_half(want)):
         return OutputDifference(inf, 0.0, f"is {got.dtype}, but {want.dtype} in the source")
     if want.shape != got.shape:
         if any(np.shape(one) != np.shape(got) for one in rounding.noisy(name)):
@@ -106,6 +107,10 @@ def _kind(array: Array) -> str:
     if array.dtype.name == "bfloat16" or array.dtype.kind == "f":
         return "f"
     return "i" if array.dtype.kind in "iub" else "O" if array.dtype.kind in "OSU" else array.dtype.kind
+
+
+def _is_half(array: Array) -> bool:
+    return _kind(array) == "f" and array.dtype.itemsize == 2
 
 
 def _unit(want: Array, got: Array) -> float:

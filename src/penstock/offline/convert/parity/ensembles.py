@@ -24,7 +24,7 @@ class Sums(NamedTuple):
     """A sum of n terms is rounded n times, by a unit of its size so far. These errors add up as a random walk does."""
 
 
-class Ensemble(NamedTuple):
+class TreeEnsemble(NamedTuple):
     """A TreeEnsembleRegressor that adds, as a node that returns the number of each tree's leaf."""
 
     node: NodeProto
@@ -43,7 +43,7 @@ class Ensemble(NamedTuple):
         return Sums(total, size * (1.0 + 0.5 * np.sqrt(len(self.starts))))
 
 
-def ensemble_of(node: NodeProto) -> Ensemble | None:
+def ensemble_of(node: NodeProto) -> TreeEnsemble | None:
     """The ensemble of ``node``; None if it does something else than add leaves."""
     read = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     adds = read.get("aggregate_function", b"SUM") == b"SUM" and read.get("post_transform", b"NONE") == b"NONE"
@@ -74,7 +74,7 @@ def ensemble_of(node: NodeProto) -> Ensemble | None:
         else ("target_weights", numbers)
     )
     found.attribute.append(helper.make_attribute(name, value))
-    return Ensemble(found, starts, table, base if base.size else np.zeros(table.shape[1]))
+    return TreeEnsemble(found, starts, table, base if base.size else np.zeros(table.shape[1]))
 
 
 def _floats(read: dict[str, Any], name: str) -> Array:

@@ -20,7 +20,7 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError, Unsupported
 from penstock.offline.convert.parity.bodies import CONTROL_FLOW, Bodies, How, Noise, Values
-from penstock.offline.convert.parity.ensembles import Ensemble, ensemble_of
+from penstock.offline.convert.parity.ensembles import TreeEnsemble, ensemble_of
 from penstock.offline.convert.parity.widened import widen_array, widened
 from penstock.offline.optimize.graph import NON_DETERMINISTIC
 from penstock.offline.optimize.mapped import array_of
@@ -270,7 +270,7 @@ class Nodes:
         except Unsupported:  # sequences
             return self._reference(index, inputs, node)
 
-    def _summed(self, index: int, inputs: Values, ensemble: Ensemble) -> _Kernel:
+    def _summed(self, index: int, inputs: Values, ensemble: TreeEnsemble) -> _Kernel:
         """The sums of ``ensemble`` in double precision. A run notes their rounding in ``sum_errors``."""
         kernel, (output,) = self._engine(index, inputs, ensemble.node), ensemble.node.output
 

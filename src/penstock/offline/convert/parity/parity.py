@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, PenstockError
@@ -48,6 +49,8 @@ _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 """In FP16, the optimisations of ONNX Runtime 1.31 for these operators end its process."""
 
 _MISSING = OutputDifference(np.inf, 0.0, "is missing")
+_REPEATS = 16
+"""Number of calls that show whether an output of the source is random. Outputs of few bits can be equal by chance."""
 
 Outputs = Mapping[str, Array]
 Progress = Callable[[str], None]
@@ -114,7 +117,8 @@ class Parity:
         self._coverage = Coverage(self._nodes)
         self._failures: list[_Failure] = []
         self._parts: tuple[Case, Outputs] | None = None
-        """The largest ordinary call of a model with coarse values, on which the parts of the graph are also compared."""
+        """The largest ordinary call, on which the parts of the graph are also compared."""
+        self._is_coarse = False
         self._are_parts_proved = False
         self._notes: dict[str, None] = {}
         self._rejection, self._rejected = "", 0
@@ -154,15 +158,16 @@ class Parity:
         return compare_trees(trees, tree_nodes(graph, self._nodes.constants)) if trees else TreeProof()
 
     def _compare_parts(self, case: Case, want: Outputs) -> None:
-        """Compare every linked tensor, given the source's tensors before it. Coarse values hide errors of a part in the outputs."""
-        if not self._patience.allows(case):
+        """Compare every linked tensor, given the source's tensors before it. The outputs hide errors of a part if values are coarse,
+        or if the part contributes little, such as a layer with small weights beside a residual connection."""
+        if not self._patience.allows(replace(case, label=f"the intermediate values on {case.label}")):
             return
         with self._patience.spending(case):
             blame = self._blamed(case, want)
             if not blame.has_links:
                 return
             found = blame.find(only_sure=True)
-            self._are_parts_proved = blame.proves
+            self._are_parts_proved = self._is_coarse and blame.proves
             if found is not None:
                 reason = f"node '{found.node}' differs from '{found.source}' of the source, given its inputs, on {case.label}"
                 self._failures.append(
@@ -210,7 +215,7 @@ class Parity:
             for tried in self._maker.lengths(shapes, rows):
                 if rows in self._coverage.lengths():
                     yield from self._accepted(self._maker.plausible(tried))
-        for case in self._maker.many(shapes) if self._parts else ():
+        for case in self._maker.many(shapes) if self._is_coarse else ():
             yield from self._accepted(case)
 
     def _remark(self, shapes: Shapes) -> None:
@@ -267,16 +272,28 @@ class Parity:
             yield case, want
 
     def _find_random(self, case: Case, want: Outputs) -> None:
-        """Find the outputs that differ if the same call is repeated, or that depend on random operators."""
+        """Find the outputs of the source that differ if the same call is repeated."""
         indices = self._nodes.random()
-        dependent = self._nodes.dependent(indices)
-        self._random = {name for name in want if name in dependent}
-        again = self._source.forward(_copied(case.inputs))
-        self._random |= {name for name in want if _differs(want[name], again.get(name))}
+        suspects = [name for name in want if name in self._nodes.dependent(indices)]
+        for _ in range(_REPEATS if suspects else 1):
+            again = self._source.forward(_copied(case.inputs))
+            self._random |= {name for name in want if _differs(want[name], again.get(name))}
+        self._find_unsteady(case, want, [name for name in suspects if name not in self._random])
         for index in indices:
             self._notes[f"node '{self._nodes.label(index)}' gives random values"] = None
         for one in self._exported.random:
             self._notes[f"{one} gives random values"] = None
+
+    def _find_unsteady(self, case: Case, want: Outputs, names: Sequence[str]) -> None:
+        """Find outputs that are random in the ONNX model only, as with a Dropout that was exported for training."""
+        if not names:
+            return
+        with contextlib.suppress(PenstockError):  # ``_compare`` makes the same call, and tells its error
+            got, again = (self._run(case, as_written=True) for _ in range(2))
+            for name in names:
+                if _differs(got[name], again[name]):
+                    reason = f"output '{name}' changes if the call is repeated, but not in the source, on {case.label}"
+                    self._failures.append(_Failure(case, want, reason, name, got[name]))
 
     def _compare(self, case: Case, want: Outputs) -> None:
         """Compare the outputs of the graph as written, and those of the graph after ONNX Runtime's optimisations."""
@@ -311,7 +328,8 @@ class Parity:
                 self._proving[name] += difference.decides and not as_written
         is_ordinary = not (case.is_extreme or case.is_flat or case.is_empty)
         is_largest = self._parts is None or _elements(case) > _elements(self._parts[0])
-        if rounding.is_coarse and is_ordinary and is_largest:
+        self._is_coarse = rounding.is_coarse
+        if is_ordinary and is_largest:
             self._parts = case, want
         self._compare_inner(case, want, links, rounding)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,6 +71,8 @@ class ExportJob:
     """The example with other sizes of free dimensions, by name."""
     beyond: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
     """Inputs of sizes that dynamo's program is not made for, although the module accepts them: a branch depends on the size."""
+    sizes_are_known: bool = False
+    """True if dynamo has captured the module, so that ``beyond`` covers the decisions that depend on sizes."""
     guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     operators: Sequence[CustomOp] = ()
     warnings: Sequence[str] = ()
@@ -113,7 +116,7 @@ def _tried(
     notes: list[str] = []
     with _quiet(notes), job.guard(), torch.no_grad():
         exported, values = way(job, target, opset)
-    _refuse_fixed_decisions(notes, failures)
+    _refuse_fixed_decisions(job, notes, failures)
     _check(job, target, with_values=not exported.random and not is_last)
     told = (*job.warnings, *exported.warnings, *_told(notes, failures))
     version = torch.__version__.partition("+")[0]
@@ -189,14 +192,41 @@ def _add_sizes_beyond(job: ExportJob, program: Any) -> None:
     job.beyond.clear()
     ranges = {str(symbol): found for symbol, found in program.range_constraints.items()}
     values = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")][-len(job.example) :]
-    for value, free in zip(values, job.free, strict=True):
+    sizes: dict[Any, tuple[str, int]] = {}
+    for value, tensor, free in zip(values, job.example, job.free, strict=True):
         for axis, name in free.items():
-            bounds = ranges.pop(str(value.shape[axis]), None) if isinstance(value, torch.Tensor) else None
-            for size in _outside(bounds):
-                with contextlib.suppress(PenstockError):
-                    tensors = job.resized({name: size})
-                    job.call(tensors)
-                    job.beyond.append(tensors)
+            if not isinstance(value, torch.Tensor):
+                continue
+            for size in _outside(ranges.pop(str(value.shape[axis]), None)):
+                _add_beyond(job, {name: size})
+            if isinstance(value.shape[axis], torch.SymInt):
+                sizes[value.shape[axis].node.expr] = name, tensor.shape[axis]
+                guards = value.shape[axis].node.shape_env.guards
+    for changed in _violations([guard.expr for guard in guards], sizes) if sizes else ():
+        _add_beyond(job, changed)
+    job.sizes_are_known = True
+
+
+def _add_beyond(job: ExportJob, changed: Mapping[str, int]) -> None:
+    """Add the example with these sizes, if the module accepts it."""
+    with contextlib.suppress(PenstockError):
+        tensors = job.resized(changed)
+        job.call(tensors)
+        job.beyond.append(tensors)
+
+
+def _violations(guards: Sequence[Any], sizes: Mapping[Any, tuple[str, int]]) -> Iterator[dict[str, int]]:
+    """For each condition on several dimensions, the least sizes that violate it. The keys of ``sizes`` are torch's symbols."""
+    for guard in guards:
+        if len(guard.free_symbols) < 2 or not guard.free_symbols <= sizes.keys():
+            continue
+        for exponent in range(1, _LARGEST.bit_length()):
+            changed = {name: size << exponent for name, size in (sizes[one] for one in guard.free_symbols)}
+            if math.prod(changed.values()) > _LARGEST:
+                break
+            if guard.subs({one: changed[sizes[one][0]] for one in guard.free_symbols}) == False:  # noqa: E712 - sympy's false
+                yield changed
+                break
 
 
 def _outside(bounds: Any) -> Iterator[int]:
@@ -335,11 +365,14 @@ def _is_close(found: Array, wanted: Array) -> bool:
     return np.allclose(found.astype(float), wanted.astype(float), rtol=0.1, atol=0.1 * scale, equal_nan=True)
 
 
-def _refuse_fixed_decisions(notes: Sequence[str], failures: Sequence[ExportFailure]) -> None:
-    """Raise Unsupported if the tracer has fixed a decision, unless dynamo has found that decisions depend on sizes only."""
-    is_fixed = any("Converting a tensor to a Python" in note for note in notes)
-    if is_fixed and (not failures or failures[0].depends_on_values):
+def _refuse_fixed_decisions(job: ExportJob, notes: Sequence[str], failures: Sequence[ExportFailure]) -> None:
+    """Raise Unsupported if the tracer has fixed a decision, unless dynamo has found the sizes on which decisions depend."""
+    if not any("Converting a tensor to a Python" in note for note in notes):
+        return
+    if not failures or failures[0].depends_on_values:
         raise Unsupported("tracing would turn a decision that depends on values into a constant")
+    if not job.sizes_are_known:
+        raise Unsupported("tracing would turn a decision that may depend on sizes into a constant")
 
 
 def _told(notes: Sequence[str], failures: Sequence[ExportFailure]) -> list[str]:

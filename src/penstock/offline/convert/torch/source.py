@@ -15,7 +15,7 @@ from penstock.engines.torch import BY_TORCH_TYPE, leaves, open_program, reason_o
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, ResourceExhausted, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Probes
 from penstock.offline.convert.custom_ops import custom_ops
-from penstock.offline.convert.declarations import chosen_outputs
+from penstock.offline.convert.declarations import chosen_outputs, declared_input
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch.arguments import Arguments, Flat
 from penstock.offline.convert.torch.example import Declared, declared_inputs, sizes_to_try
@@ -135,7 +135,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
     names = _own_names(signature, options)
     own = _distinct(own, list(names.values()))
     inputs = tuple(msgspec.structs.replace(spec, name=names[spec.name]) for spec in signature.inputs)
-    axes = {names[name]: found for name, found in _axes(program).items()}
+    axes = _as_declared({names[name]: found for name, found in _axes(program).items()}, inputs, options)
     declared = [Declared(spec.name, spec.datatype, _shape(spec, axes.get(spec.name, ()))) for spec in inputs]
     kept = chosen_outputs(options, own)
     places = [own.index(name) for name in kept]
@@ -283,6 +283,31 @@ def _axes(program: Any) -> dict[str, tuple[Axis, ...]]:
                 found.append(Axis(index, name, _bound(bounds, "lower", 1), _bound(bounds, "upper", 0)))
         axes[node.name] = tuple(found)
     return axes
+
+
+def _as_declared(
+    axes: Mapping[str, tuple[Axis, ...]], inputs: Sequence[TensorSpec], options: ConvertOptions
+) -> dict[str, tuple[Axis, ...]]:
+    """``axes`` with the user's names. A name that the user gives to one dimension holds for all dimensions of its symbol.
+
+    Raises InvalidArgument if the user declares an input of another type than the program's.
+    """
+    chosen: dict[str, str] = {}
+    for spec in inputs:
+        declared = declared_input(spec.name, options, spec.shape)
+        if declared.datatype not in (None, spec.datatype):
+            raise InvalidArgument(
+                f"input '{spec.name}' is declared as {declared.datatype.value}, but the program takes {spec.datatype.value}",
+                f"declare {spec.datatype.value}, or export the program again with this type",
+            )
+        dims = declared.shape or ()
+        for axis in axes.get(spec.name, ()):
+            if axis.index < len(dims) and isinstance(dim := dims[axis.index], str):
+                chosen.setdefault(axis.name, dim)
+    return {
+        name: tuple(msgspec.structs.replace(axis, name=chosen.get(axis.name, axis.name)) for axis in found)
+        for name, found in axes.items()
+    }
 
 
 def _bound(bounds: Any, side: str, default: int) -> int:

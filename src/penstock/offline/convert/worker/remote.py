@@ -84,7 +84,7 @@ class RemoteSource:
 
     def probes(self, seed: int, *, brief: bool = False) -> Probes:
         """As in ``Probing``. Empty if the source in the process has no probes."""
-        found = self._call(wire.Probes(seed, brief), wire.Calls)
+        found = self._call(wire.Probe(seed, brief), wire.Calls)
         return Probes(found.calls[:_MOST_PROBES], tuple(map(printable, found.notes[:_MOST_PROBES])))
 
     def export(self, target: Path, opset: int) -> Exported:

@@ -56,14 +56,14 @@ def _check_trust(question: wire.Open) -> None:
 
 
 def _answered(
-    model: FrameworkModel, question: wire.Compute | wire.Values | wire.Probes | wire.Trees | wire.Export
+    model: FrameworkModel, question: wire.Compute | wire.Values | wire.Probe | wire.Trees | wire.Export
 ) -> wire.Answer:
     if isinstance(question, wire.Compute):
         return wire.Arrays(dict(model.forward(question.inputs)))
     if isinstance(question, wire.Values):
         values = model.values(question.inputs, question.names)
         return wire.Arrays({name: array for name, array in values.items() if _has_datatype(array)})
-    if isinstance(question, wire.Probes):
+    if isinstance(question, wire.Probe):
         probes = model.probes(question.seed, brief=question.brief) if isinstance(model, Probing) else Probes()
         return wire.Calls(probes.calls, probes.notes)
     if isinstance(question, wire.Trees):

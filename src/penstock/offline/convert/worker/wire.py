@@ -44,7 +44,7 @@ class Values(msgspec.Struct, tag=True):
     names: tuple[str, ...]
 
 
-class Probes(msgspec.Struct, tag=True):
+class Probe(msgspec.Struct, tag=True):
     seed: int
     brief: bool = False
 
@@ -93,7 +93,7 @@ class Refused(msgspec.Struct, tag=True):
     operators: tuple[UnsupportedOperator, ...] = ()
 
 
-Question = Open | Compute | Values | Probes | Trees | Export
+Question = Open | Compute | Values | Probe | Trees | Export
 Answer = Opened | Arrays | Calls | Forests | Written | Refused
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -21,14 +21,17 @@ from penstock.online.repository.loading.ensemble import EnsembleLabels, read_ens
 from penstock.online.repository.loading.input_check import InputCheck
 from penstock.online.repository.loading.labels import read_labels
 from penstock.online.repository.loading.loader import LoadedVersion
+from penstock.online.repository.loading.pipeline import LoadedPipeline
 from penstock.online.repository.loading.scheduling import batching, layout_of, sequencing
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.triton.auto_complete import Model, complete, signature_of
 from penstock.online.scheduler.base import Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.ensemble import EnsembleScheduler, Models
+from penstock.online.scheduler.pipeline import PipelineScheduler
 from penstock.online.scheduler.rate_limiter import RateLimiter, ResourceGate
 from penstock.online.scheduler.sequences.batcher import SequenceBatcher
+from penstock.pipeline.wire import signature_of as signature_of_pipeline
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.telemetry.tracing import Tracer
@@ -105,6 +108,29 @@ class Assembler:
             labels=EnsembleLabels(read_labels(config, source.folder), config, self._models.find),
             identity=identity,
             cache=self._cache_of(config, version, lambda: f"{identity} {scheduler.identity}", scheduler),
+        )
+
+    def assemble_pipeline(self, loaded: LoadedPipeline) -> Handle:
+        """The handle of a pipeline and of its models. Raises InvalidConfig if configuration and pipeline disagree."""
+        return self.join(loaded, {name: self.assemble(part) for name, part in loaded.parts.items()})
+
+    def join(self, loaded: LoadedPipeline, parts: Mapping[str, Handle]) -> Handle:
+        """The handle of a pipeline over ``parts``, the handles of its models. Raises InvalidConfig as above."""
+        source, function = loaded.source, loaded.function
+        config = complete(source.given, source.name, "pipeline", signature_of_pipeline(function), None, 0)
+        statistics = self._statistics(config, loaded.version, loaded.load_s)
+        limits, loop = batching(config, self._limits.max_queue), asyncio.get_running_loop()
+        scheduler = PipelineScheduler(function, parts, self._models.call, limits, loop, statistics, self._tracer)
+        return Handle(
+            loaded.version,
+            config,
+            self._check(source.given, config),
+            scheduler,
+            labels=read_labels(config, source.folder),
+            identity=loaded.identity,
+            cache=self._cache_of(config, loaded.version, loaded.identity, scheduler),
+            function=function,
+            parts=parts,
         )
 
     def _scheduler(self, loaded: LoadedVersion) -> tuple[Scheduler, Sequence[DynamicBatcher]]:

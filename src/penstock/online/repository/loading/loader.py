@@ -108,7 +108,7 @@ def load_version(layout: Layout, source: ModelSource, version: str, load_options
     try:
         return _load_quietly(layout, source, find(source, version, load_options))
     except PenstockError:
-        _refuse_changes(layout, source)
+        refuse_changes(layout, source)
         raise
 
 
@@ -117,7 +117,7 @@ def _load_quietly(layout: Layout, source: ModelSource, resolved: ResolvedVersion
     with low_priority(leaves_threads=resolved.has_own_threads, starts_processes=resolved.is_apart):
         loaded = load(resolved)
     try:
-        _refuse_changes(layout, source)
+        refuse_changes(layout, source)
     except PenstockError:
         loaded.drop()
         raise
@@ -164,7 +164,8 @@ def load_more(
     return _load_quietly(layout, source, msgspec.structs.replace(resolved, instances=count)).models
 
 
-def _refuse_changes(layout: Layout, source: ModelSource) -> None:
+def refuse_changes(layout: Layout, source: ModelSource) -> None:
+    """Raise FilesChanged if the model's files differ from those that ``source`` describes."""
     if layout.fingerprint(source.name) != source.fingerprint:
         raise FilesChanged(f"the files of model '{source.name}' are being written", "load it when they are complete")
 

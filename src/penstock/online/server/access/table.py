@@ -58,7 +58,7 @@ RULES = (
     AccessRule(Needs.MODEL, ("/v2", "/v2/models/{model}"), ("ServerMetadata", "ModelMetadata"), "metadata"),
     AccessRule(
         Needs.MODEL,
-        ("/v2/models/{model}/infer", "/v2/models/{model}/generate", "/v2/models/{model}/generate_stream"),
+        tuple(f"/v2/models/{{model}}/{verb}" for verb in ("infer", "run", "generate", "generate_stream")),
         ("ModelInfer",),
         "inference",
         counts=True,

@@ -111,6 +111,8 @@ _SCHEMAS: dict[str, _Schema] = {
         **_object([], id=_TEXT, parameters=_PARAMETERS),
     },
     "GenerateResponse": _object(["model_name", "model_version"], id=_TEXT, model_name=_TEXT, model_version=_TEXT),
+    "RunRequest": {"description": "An input each: text, a file in base64, or nested lists of numbers", **_OBJECT},
+    "RunResponse": {"description": "An output each: text, a file in base64, or nested lists of numbers", **_OBJECT},
     "Settings": {"type": "object", "additionalProperties": True},
     "Index": _list(_object(["name"], name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
     "IndexRequest": _object([], ready=_FLAG),
@@ -158,6 +160,11 @@ def _operation(resource: Resource, method: str, handler: Handler) -> _Schema:
             "required": bool(_SCHEMAS[resource.body].get("required")),
             "content": {"application/json": {"schema": _ref(resource.body)}},
         }
+    if resource.body == "RunRequest":
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        form = {"type": "object", "additionalProperties": binary["schema"]}
+        kinds = ("image/*", "audio/*", "text/plain", _RAW)
+        operation["requestBody"]["content"] |= {"multipart/form-data": {"schema": form}, **dict.fromkeys(kinds, binary)}
     if resource.answer == "InferResponse":
         binary = {"schema": {"type": "string", "format": "binary"}}
         operation["parameters"] = [_BINARY_HEADER]

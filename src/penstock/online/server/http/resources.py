@@ -18,6 +18,7 @@ from penstock.online.server.home_page import MOST_MODELS, HomePage, body, whole
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.api import Api, metrics_handler
+from penstock.online.server.http.dialects.run import HttpRun
 from penstock.online.server.http.dialects.tensorflow_serving import TensorFlowServing
 from penstock.online.server.http.dialects.torchserve import TorchServe
 from penstock.online.server.http.exchange import Exchange
@@ -54,6 +55,7 @@ def make_resources(dataplane: DataPlane, control: ControlPlane, access: Access, 
     resources = [
         *Api(dataplane, control, access).resources(),
         *HttpInference(dataplane).resources(),
+        *HttpRun(dataplane).resources(),
         *Generation(dataplane).resources(),
         Resource("/openapi.json", {b"GET": openapi}, answer="Settings"),
         *merge([home.resources(), *(dialects[dialect] for dialect in config.dialects)]),

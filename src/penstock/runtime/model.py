@@ -1,4 +1,4 @@
-"""Runtime: opens a bundle in the calling process and runs inference without a server."""
+"""A model in the calling process, without a server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact, Format
+from penstock.bundle.local import NO_LIMITS, DeviceLimits, load_variant
 from penstock.bundle.manifest import Manifest, Variant
-from penstock.bundle.open import open_model
+from penstock.bundle.open import Bundle, open_model
 from penstock.engines.base import LoadedModel
-from penstock.engines.registry import engines_for, get_engine, is_available
+from penstock.engines.registry import engines_for, get_engine
 from penstock.errors import InvalidArgument, Unsupported, quoted
 from penstock.inputs.missing import takes_missing
-from penstock.resources import machine_facts
 from penstock.rows.proof import coupling
 from penstock.tensor import Array, Signature
 
@@ -51,9 +51,24 @@ class Model:
         self._loaded = loaded
         self._max_batch = manifest.serving.max_batch if manifest else max_batch
 
+    @classmethod
+    def open(cls, path: str | Path, *, threads: int = 0, max_memory: int = 0, power_saving: bool = False) -> Model:
+        """Open the bundle of a model, or a model file. Raises the errors of ``penstock.open``, and Unsupported for a pipeline."""
+        opened = open_model(path)
+        if isinstance(opened, Artifact):
+            return load_file(opened, Path(path))
+        return load_bundle(opened, DeviceLimits(threads, max_memory, power_saving))
+
     @property
     def signature(self) -> Signature:
         return self._loaded.signature
+
+    def __call__(self, *given: Array, **named: Array) -> dict[str, Array]:
+        """Like ``infer``. Inputs are given in the order of the signature, or by name."""
+        names = self.signature.input_names
+        if len(given) > len(names):
+            raise InvalidArgument(f"{len(given)} inputs are given, but the model has {len(names)}")
+        return self.infer({**dict(zip(names, given, strict=False)), **named})
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run once on ``inputs`` (name -> array). Raises InvalidArgument if ``inputs`` do not fit ``signature``.
@@ -166,21 +181,20 @@ def _may_be_nan(array: Array) -> bool:
     return array.dtype.kind in "fc"
 
 
-def open(path: str | Path) -> Model:
-    """Open a bundle with the engine of its tuned variant, or a model file or folder with the default engine of its format.
+def load_file(artifact: Artifact, path: Path) -> Model:
+    """The model file or folder at ``path`` with the default engine of its format. Raises Unsupported, InvalidModel."""
+    engines = engines_for(artifact.format)
+    if not engines:
+        raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
+    loaded = get_engine(engines[0]).load(artifact, {})
+    reason = coupling(artifact, loaded.signature)
+    missing = takes_missing(artifact)
+    return Model(path.stem, loaded, max_batch=1 if reason else _MAX_BATCH, coupling=reason, missing=missing)
 
-    Raises NotFound, IntegrityError (changed bundle), Unavailable (no variant runs on this machine), InvalidModel, Unsupported.
-    """
-    opened = open_model(path)
-    if isinstance(opened, Artifact):
-        engines = engines_for(opened.format)
-        if not engines:
-            raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
-        loaded = get_engine(engines[0]).load(opened, {})
-        reason = coupling(opened, loaded.signature)
-        return Model(Path(path).stem, loaded, None, None, 1 if reason else _MAX_BATCH, reason, takes_missing(opened))
-    variant = opened.choose(machine_facts(), is_available)
-    artifact = opened.artifact(variant)
-    loaded = get_engine(variant.engine).load(artifact, variant.options)
-    reason = coupling(artifact, loaded.signature) if opened.manifest.serving.max_batch == 1 else ""
-    return Model(opened.name, loaded, variant, opened.manifest, coupling=reason, missing=takes_missing(artifact))
+
+def load_bundle(bundle: Bundle, limits: DeviceLimits = NO_LIMITS) -> Model:
+    """The model of ``bundle`` with the engine of its tuned variant. Raises the errors of ``load_variant``."""
+    loaded, variant, _ = load_variant(bundle, limits)
+    artifact = bundle.artifact(variant)
+    reason = coupling(artifact, loaded.signature) if bundle.manifest.serving.max_batch == 1 else ""
+    return Model(bundle.name, loaded, variant, bundle.manifest, coupling=reason, missing=takes_missing(artifact))

@@ -6,7 +6,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from penstock.cli.progress import StageProgress
+from penstock.cli.views.progress import StageProgress
 
 PATIENCE_S = 60.0
 

@@ -1,0 +1,1 @@
+"""Pipelines: from pictures to labels, in a process and over HTTP."""

@@ -1,0 +1,264 @@
+"""Standard steps of pipelines against their reference libraries: ``python -m benchmarks.steps``.
+
+Both sides take the same array (or file) and return an array. They run in turn, in one thread, and the figure is the median ratio of
+their CPU times in a round, which other processes disturb least. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from statistics import median
+
+import cv2
+import msgspec
+import numpy as np
+import torch
+from PIL import Image
+
+from penstock.pipeline.steps.base import Step
+from penstock.pipeline.steps.boxes.contours import ContourBoxes
+from penstock.pipeline.steps.boxes.cut import WarpBoxes
+from penstock.pipeline.steps.boxes.nms import Nms
+from penstock.pipeline.steps.image.channels import Colour
+from penstock.pipeline.steps.image.decode import DecodeImage
+from penstock.pipeline.steps.image.fuse import fuse
+from penstock.pipeline.steps.image.geometry import Letterbox
+from penstock.pipeline.steps.image.normalise import ImageLayout, Normalise
+from penstock.pipeline.steps.image.resize import Resize
+from penstock.pipeline.steps.scores.embeddings import L2Normalise, Pool
+from penstock.pipeline.steps.scores.ranking import Argmax, TopK
+from penstock.tensor import Array
+
+_BLOCK_S = 0.01
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Call = Callable[[], object]
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A step with its inputs, and the same work with its reference library."""
+
+    name: str
+    reference: str
+    ours: Call
+    theirs: Call
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """CPU times of a case, in seconds. ``ratio`` is above 1 if the step is faster than the reference."""
+
+    ours_s: float
+    theirs_s: float
+    ratio: float
+
+
+def measure(case: Case, rounds: int = 15) -> Figure:
+    """Time both sides in turn."""
+    calls = [max(1, int(_BLOCK_S / _timed(call, 3))) for call in (case.ours, case.theirs)]
+    pairs = []
+    for index in range(rounds):
+        sides = [(0, case.ours), (1, case.theirs)]
+        times = {side: _timed(call, calls[side]) for side, call in (sides if index % 2 else sides[::-1])}
+        pairs.append((times[0], times[1]))
+    return Figure(
+        median(ours for ours, _ in pairs),
+        median(theirs for _, theirs in pairs),
+        median(theirs / ours for ours, theirs in pairs),
+    )
+
+
+def _timed(call: Call, times: int) -> float:
+    start = time.process_time()
+    for _ in range(times):
+        call()
+    return (time.process_time() - start) / times
+
+
+def photo(height: int, width: int) -> Array:
+    """Pixels that compress about as a photo does."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (height // 16 + 1, width // 16 + 1, 3), dtype=np.uint8)
+    smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).astype(np.int16)
+    found: Array = np.clip(smooth + rng.integers(-8, 9, smooth.shape), 0, 255).astype(np.uint8)
+    return found
+
+
+def _case(name: str, reference: str, step: Step, theirs: Call, **inputs: object) -> Case:
+    return Case(name, reference, lambda: step.run(inputs), theirs)
+
+
+def decoding() -> list[Case]:
+    """Files of 1280 × 720 pixels."""
+    cases = []
+    for format in ("JPEG", "PNG", "WEBP"):
+        file = io.BytesIO()
+        Image.fromarray(photo(720, 1280)).save(file, format)
+        content = file.getvalue()
+
+        def pillow(content: bytes = content) -> Array:
+            return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+        def opencv(content: bytes = content) -> object:
+            return cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+
+        cases.append(_case(f"decode_image {format}", "Pillow", DecodeImage(), pillow, value=content))
+        cases.append(
+            _case(f"decode_image {format}", "OpenCV", DecodeImage(colour="bgr", like="opencv"), opencv, value=content)
+        )
+    return cases
+
+
+def resizing() -> list[Case]:
+    """From 1280 × 720 pixels to 224 × 224."""
+    pixels = photo(720, 1280)
+    tensor = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32))[None]
+    real = pixels.astype(np.float32)
+
+    def pillow() -> Array:
+        return np.asarray(Image.fromarray(pixels).resize((224, 224), Image.Resampling.BILINEAR))
+
+    def opencv() -> object:
+        return cv2.resize(pixels, (224, 224), interpolation=cv2.INTER_LINEAR)
+
+    def antialiased() -> object:
+        return torch.nn.functional.interpolate(tensor, (224, 224), mode="bilinear", antialias=True)
+
+    def plain() -> object:
+        return torch.nn.functional.interpolate(tensor, (224, 224), mode="bilinear")
+
+    return [
+        _case("resize", "Pillow", Resize(size=(224, 224)), pillow, value=pixels),
+        _case("resize", "OpenCV", Resize(size=(224, 224), like="opencv"), opencv, value=pixels),
+        _case("resize FP32, antialias", "PyTorch", Resize(size=(224, 224), like="torch"), antialiased, value=real),
+        _case("resize FP32", "PyTorch", Resize(size=(224, 224), like="torch", antialias=False), plain, value=real),
+    ]
+
+
+def preparing() -> list[Case]:
+    """Letterbox, and normalise with layout, apart and fused."""
+    pixels, large = photo(224, 224), photo(720, 1280)
+    mean, std = torch.tensor(_MEAN).view(-1, 1, 1), torch.tensor(_STD).view(-1, 1, 1)
+    tensor = torch.from_numpy(pixels)
+    steps = [Normalise(mean=_MEAN, std=_STD), ImageLayout()]
+    chain = [Resize(size=(224, 224)), *steps]
+
+    def torchvision() -> object:
+        return tensor.permute(2, 0, 1).contiguous().to(torch.float32).div(255).sub_(mean).div_(std)
+
+    def apart(steps: list[Step], value: Array) -> Array:
+        for step in steps:
+            value = step.run({"value": value})["value"]
+        return value
+
+    def letterboxed() -> object:
+        small = cv2.resize(large, (640, 360), interpolation=cv2.INTER_LINEAR)
+        return cv2.copyMakeBorder(small, 140, 140, 0, 0, cv2.BORDER_CONSTANT, value=(114, 114, 114))
+
+    return [
+        _case("letterbox", "OpenCV", Letterbox(size=(640, 640)), letterboxed, value=large),
+        _case(
+            "colour to grey",
+            "Pillow",
+            Colour(source="rgb", to="grey"),
+            lambda: np.asarray(Image.fromarray(large).convert("L")),
+            value=large,
+        ),
+        _case("normalise + layout, fused", "torchvision's operations", fuse(steps), torchvision, value=pixels),
+        _case(
+            "normalise + layout, fused", "the same steps apart", fuse(steps), lambda: apart(steps, pixels), value=pixels
+        ),
+        _case(
+            "resize + normalise + layout, fused",
+            "the same steps apart",
+            fuse(chain),
+            lambda: apart(chain, large),
+            value=large,
+        ),
+    ]
+
+
+def boxes() -> list[Case]:
+    """1000 boxes around 60 objects, and a map with 40 regions."""
+    rng = np.random.default_rng(0)
+    starts = (rng.integers(0, 600, (60, 2))[rng.integers(0, 60, 1000)] + rng.normal(0, 4, (1000, 2))).astype(np.float32)
+    found = np.concatenate([starts, starts + 60], 1)
+    scores = rng.random(1000, np.float32)
+    rectangles, listed = np.concatenate([starts, np.full_like(starts, 60)], 1).tolist(), scores.tolist()
+    quads = np.array([[[100, 100], [300, 120], [300, 150], [100, 130]]], np.float32)
+    target = np.array([[0, 0], [200, 0], [200, 30], [0, 30]], np.float32)
+    pixels, chart = photo(720, 1280), np.zeros((640, 640), np.float32)
+    for top in range(20, 600, 60):
+        for left in range(20, 600, 150):
+            chart[top : top + 20, left : left + 100] = 0.9
+
+    def warped() -> object:
+        matrix = cv2.getPerspectiveTransform(quads[0], target)
+        return cv2.warpPerspective(pixels, matrix, (200, 30), borderMode=cv2.BORDER_REPLICATE, flags=cv2.INTER_CUBIC)
+
+    def contours() -> object:
+        regions, _ = cv2.findContours((chart > 0.3).astype(np.uint8) * 255, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+        found = []
+        for region in regions:  # PaddleOCR's steps, without the enlargement
+            points = np.array(sorted(cv2.boxPoints(cv2.minAreaRect(region)).tolist()))
+            low = np.floor(points.min(0)).astype("int32").clip(0, 639)
+            high = np.ceil(points.max(0)).astype("int32").clip(0, 639)
+            mask = np.zeros(high[::-1] - low[::-1] + 1, np.uint8)
+            cv2.fillPoly(mask, [(points - low).astype("int32")], [1])
+            score = cv2.mean(chart[low[1] : high[1] + 1, low[0] : high[0] + 1], mask)[0]
+            found.append((np.array(sorted(cv2.boxPoints(cv2.minAreaRect(points.astype(np.float32))).tolist())), score))
+        return found
+
+    return [
+        _case(
+            "nms", "OpenCV", Nms(), lambda: cv2.dnn.NMSBoxes(rectangles, listed, 0.0, 0.45), boxes=found, scores=scores
+        ),
+        _case("warp_boxes", "OpenCV", WarpBoxes(), warped, image=pixels, boxes=quads),
+        _case("contour_boxes", "PaddleOCR's loop with OpenCV", ContourBoxes(), contours, value=chart),
+    ]
+
+
+def scores() -> list[Case]:
+    """Scores of 1000 classes, and 128 tokens."""
+    logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    tokens = np.random.default_rng(0).normal(size=(128, 384)).astype(np.float32)
+    mask = np.ones(128, np.int64)
+    one, many, weights = torch.from_numpy(logits), torch.from_numpy(tokens), torch.from_numpy(mask)
+
+    def top() -> object:
+        values, indices = torch.topk(one, 5)
+        return values.numpy(), indices.numpy(), [str(index) for index in indices.tolist()]
+
+    def pooled() -> object:
+        wide = weights.unsqueeze(-1).expand(many.size()).float()
+        return (many * wide).sum(0) / wide.sum(0).clamp(min=1e-9)
+
+    return [
+        _case("top_k", "PyTorch", TopK(k=5), top, value=logits),
+        _case("argmax", "PyTorch", Argmax(), lambda: many.argmax(-1), value=tokens),
+        _case("pool", "PyTorch", Pool(), pooled, value=tokens, mask=mask),
+        _case(
+            "l2_normalise", "PyTorch", L2Normalise(), lambda: torch.nn.functional.normalize(many, dim=-1), value=tokens
+        ),
+    ]
+
+
+def cases() -> list[Case]:
+    """All cases."""
+    return [*decoding(), *resizing(), *preparing(), *boxes(), *scores()]
+
+
+def main() -> None:
+    """Measure all cases, and print them."""
+    cv2.setNumThreads(1)
+    torch.set_num_threads(1)
+    print("| step | reference | step, µs | reference, µs | ratio |\n|---|---|---:|---:|---:|")
+    for case in cases():
+        figure = measure(case)
+        print(
+            f"| {case.name} | {case.reference} | {figure.ours_s * 1e6:.0f} | {figure.theirs_s * 1e6:.0f} | {figure.ratio:.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

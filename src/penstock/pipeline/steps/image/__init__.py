@@ -1,0 +1,1 @@
+"""Steps on pictures: decoding, geometry, and the form that models read."""

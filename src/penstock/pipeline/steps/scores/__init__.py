@@ -1,0 +1,1 @@
+"""Steps on a model's scores."""

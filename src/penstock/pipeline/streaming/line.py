@@ -1,0 +1,219 @@
+"""Items in progress of one function, and the workers that run their steps.
+
+Every item is a ``PipelineRun``. A step that is ready waits in the queue of its stage until a worker takes it::
+
+    items ──▶ PipelineRun ── ready steps ──▶ stages ── take ──▶ workers
+                   ▲                                               │
+                   └────────────── outcomes, one at a time ────────┘
+
+A ``map`` step is a run of its inner pipeline for each element. The elements' model calls meet in one queue and are batched, too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Self
+
+import msgspec
+
+from penstock.errors import Cancelled, PenstockError, prefixed
+from penstock.pipeline.executor import PipelineRun, Told, Work
+from penstock.pipeline.graph import PipelineStep
+from penstock.pipeline.streaming.apart import Movable, Processes
+from penstock.pipeline.streaming.binding import Bound, BoundFunction
+from penstock.pipeline.streaming.memory import Memory
+from penstock.pipeline.streaming.models import from_rows
+from penstock.pipeline.streaming.stage import Inputs, StageCall, StageSpec
+from penstock.pipeline.streaming.timeline import Timeline
+from penstock.pipeline.streaming.workers import Workers
+from penstock.pipeline.value import Value
+
+_MAX_BYTES = 1 << 30
+
+
+class Line:
+    """Items in progress, and the workers that run their steps; also a context manager. Any thread may call its methods."""
+
+    def __init__(
+        self, bound: Bound, threads: int = 0, timeline: Timeline | None = None, max_bytes: int = _MAX_BYTES
+    ) -> None:
+        """While results of steps take more than ``max_bytes`` of memory, no further item is started."""
+        self._bound = bound
+        self._timeline = timeline
+        self._told = threading.Condition(threading.RLock())
+        """Guards all runs."""
+        self._has_threads = threads > 0
+        self._processes = Processes(threads)
+        self._runs: dict[int, PipelineRun] = {}
+        self._memory = Memory(max_bytes)
+        self.workers = Workers(
+            self._moved(bound.stages) if threads > 1 else bound.stages,
+            self._locked,
+            self._memory,
+            self._oldest,
+            threads,
+            timeline,
+        )
+        self._turns = 0
+        """Number of callbacks that ``_locked`` has run."""
+
+    def start(self) -> None:
+        """Start the threads. Call once."""
+        self.workers.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no item is in progress and no call waits."""
+        return not self._runs and self.workers.is_empty
+
+    def begin(
+        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str] = ()
+    ) -> None:
+        """Start item ``number``. ``done`` is called once, with the outputs or an error.
+
+        ``outputs`` are the wanted outputs; by default all that are bound. Steps that they do not need do not run.
+        """
+        self._locked(partial(self._begin, number, inputs, done, outputs))
+
+    def cancel(self, number: int) -> None:
+        """End item ``number`` with Cancelled, unless it has ended."""
+        self._locked(partial(self._cancel, number))
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        """Return when ``is_over()``. Without threads, the calling thread runs the steps."""
+        while True:
+            seen = self._turns
+            if not self._has_threads:
+                self.workers.run_ready()
+            with self._told:
+                if is_over():
+                    return
+                if self._turns == seen:
+                    self._told.wait()
+
+    def close(self) -> None:
+        """Cancel all items, end the threads, and wait for the steps in progress. Idempotent."""
+        with self._told:
+            for run in list(self._runs.values()):
+                run.cancel()
+        self.workers.stop()
+        self._processes.close()
+
+    def _oldest(self) -> float:
+        """The oldest item in progress. Called by any thread, without the lock."""
+        return min(list(self._runs), default=math.inf)
+
+    def _moved(self, stages: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
+        """``stages``, in which movable steps run where they are faster."""
+        return {
+            name: msgspec.structs.replace(spec, run=Movable(spec.movable, spec.run, self._processes))
+            if spec.movable is not None
+            else spec
+            for name, spec in stages.items()
+        }
+
+    def _locked(self, callback: Callable[[], None]) -> None:
+        with self._told:
+            callback()
+            self._turns += 1
+            self._told.notify_all()
+        self.workers.look_again()
+
+    def _begin(
+        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str]
+    ) -> None:
+        def ended(told: Told) -> None:
+            self._runs.pop(number, None)
+            self._memory.forget(told)
+            done(told)
+
+        scope = self._bound.scope
+        plan = scope.graph.plan(outputs) if outputs else scope.plan
+        run = self._runs[number] = PipelineRun(plan, partial(self._start, scope, number), ended)
+        run.begin(inputs)
+
+    def _cancel(self, number: int) -> None:
+        if run := self._runs.get(number):
+            run.cancel()
+
+    def _start(
+        self, scope: BoundFunction, item: int, step: PipelineStep, inputs: Inputs, done: Callable[[Told], None]
+    ) -> Work | None:
+        part = scope.parts[step.name]
+        if isinstance(part, str):
+            self.workers.add(part, call := StageCall(item, inputs, done))
+            return call
+        if isinstance(part, BoundFunction):
+            return _Map(partial(self._start, part, item), part, done).begin(inputs)
+        start_ns = time.perf_counter_ns()
+
+        def answered(told: Told) -> None:
+            if self._timeline is not None:
+                self._timeline.add(part.path, (item,), part.step.model, start_ns)
+            self._memory.add(told)
+            self._locked(partial(done, from_rows(part.step, told)))
+
+        return part.caller.start(item, part.step.to_model(inputs), answered)
+
+
+class _Map:
+    """A ``map`` step of one item: a run of the inner function for each element."""
+
+    def __init__(self, start: Callable[..., Work | None], scope: BoundFunction, done: Callable[[Told], None]) -> None:
+        self._start = start
+        self._scope = scope
+        self._done: Callable[[Told], None] | None = done
+        self._runs: list[PipelineRun] = []
+        self._results: list[Mapping[str, Value] | None] = []
+        self._missing = 0
+
+    def begin(self, inputs: Inputs) -> Work | None:
+        """Start all elements. Returns None if the step has ended."""
+        elements = inputs.pop(self._scope.over)
+        self._missing, self._results = len(elements), [None] * len(elements)
+        if not elements:
+            self._finish({name: [] for name in self._scope.plan.wanted})
+        for number, element in enumerate(elements):
+            if self._done is None:
+                break
+            run = PipelineRun(self._scope.plan, self._start, partial(self._answered, number))
+            self._runs.append(run)
+            run.begin({**inputs, self._scope.each: element})
+        return None if self._done is None else self
+
+    def cancel(self) -> None:
+        """Cancel all elements."""
+        self._done = None
+        for run in self._runs:
+            run.cancel()
+        self._results.clear()
+
+    def _answered(self, number: int, told: Told) -> None:
+        if self._done is None:
+            return
+        if isinstance(told, PenstockError):
+            done = self._done
+            self.cancel()
+            done(told if isinstance(told, Cancelled) else prefixed(f"element {number}: ", told))
+            return
+        self._results[number] = told
+        self._missing -= 1
+        if not self._missing:
+            results = [result for result in self._results if result is not None]
+            self._finish({name: [result[name] for result in results] for name in self._scope.plan.wanted})
+
+    def _finish(self, told: Told) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(told)

@@ -1,0 +1,124 @@
+"""A stage: one step of a pipeline with the queue of its calls. ``take`` decides which call a free worker runs next.
+
+All stages share the cores. ``take`` prefers the oldest item, so each stage receives the share of the cores that its cost requires,
+and items leave in about the order in which they came. Queues are bounded, because the number of items in progress is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.pipeline.executor import Told
+from penstock.pipeline.value import Value
+
+Inputs = dict[str, Value]
+
+
+def one_group(inputs: Inputs) -> Hashable:
+    """The group of all calls, if any calls may run together."""
+    return None
+
+
+class StageSpec(msgspec.Struct, frozen=True, eq=False):
+    """What a stage runs, and how many calls at once."""
+
+    name: str
+    """Path of the step in the pipeline, such as ``lines/recognizer``."""
+    run: Callable[[Sequence[Inputs]], list[Told]]
+    """The outcomes of several calls of one group, in order. Does not raise."""
+    group: Callable[[Inputs], Hashable] = one_group
+    """Calls run together only if their groups are equal."""
+    max_batch: int = 1
+    """Maximum number of calls that run together."""
+    waits: bool = False
+    """True if full batches are worth waiting for: a smaller batch runs only when no other call is ready."""
+    limit: int = 0
+    """Maximum number of batches at a time; 0 means no limit."""
+    movable: object = None
+    """The step, if it holds the interpreter's lock and may run in another process."""
+
+
+class StageCall(msgspec.Struct, eq=False):
+    """A call of a step for one item. ``done`` receives the outcome, unless the call is cancelled first."""
+
+    item: int
+    """Number of the item; older items have lower numbers."""
+    inputs: Inputs
+    done: Callable[[Told], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Release the inputs, and leave out the call if it has not been taken."""
+        self.is_cancelled = True
+        self.inputs = {}
+
+
+class StageQueue:
+    """The waiting calls of a step, by group. Not thread-safe."""
+
+    def __init__(self, spec: StageSpec, depth: int) -> None:
+        self.spec = spec
+        self.depth = depth
+        """Later stages have greater depths."""
+        self.busy = 0
+        """Number of batches in progress."""
+        self.groups: dict[Hashable, deque[StageCall]] = defaultdict(deque)
+
+    def add(self, call: StageCall) -> None:
+        """Append ``call`` to the queue of its group."""
+        self.groups[self.spec.group(call.inputs)].append(call)
+
+    def forget_cancelled(self) -> None:
+        """Remove the cancelled calls at the heads of the queues, and empty queues."""
+        for group, queue in list(self.groups.items()):
+            while queue and queue[0].is_cancelled:
+                queue.popleft()
+            if not queue:
+                del self.groups[group]
+
+
+class StageBatch(NamedTuple):
+    """Calls that a worker runs together. ``StageQueue.busy`` counts the batch until it ends."""
+
+    stage: StageQueue
+    calls: list[StageCall]
+    inputs: list[Inputs]
+
+
+def take(stages: Iterable[StageQueue], newest: float = math.inf) -> StageBatch | None:
+    """Remove the calls that should run next from their queue; None if no stage can start one.
+
+    Full batches and calls that need not wait come first, and among these the oldest item, then the later stage. Calls for items
+    after ``newest`` stay in their queues.
+    """
+    best: tuple[tuple[bool, int, int], StageQueue, Hashable] | None = None
+    for stage in stages:
+        stage.forget_cancelled()
+        if stage.spec.limit and stage.busy >= stage.spec.limit:
+            continue
+        for group, queue in stage.groups.items():
+            if queue[0].item > newest:
+                continue
+            is_partial = stage.spec.waits and len(queue) < stage.spec.max_batch
+            rank = is_partial, queue[0].item, -stage.depth
+            if best is None or rank < best[0]:
+                best = rank, stage, group
+    if best is None:
+        return None
+    _, stage, group = best
+    queue, batch = stage.groups[group], StageBatch(stage, [], [])
+    while queue and len(batch.calls) < stage.spec.max_batch and queue[0].item <= newest:
+        call = queue.popleft()
+        inputs = call.inputs  # read first: another thread may cancel the call now, which empties the inputs
+        if not call.is_cancelled:
+            batch.calls.append(call)
+            batch.inputs.append(inputs)
+    if not queue:
+        del stage.groups[group]
+    stage.busy += 1
+    return batch

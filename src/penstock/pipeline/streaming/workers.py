@@ -1,0 +1,170 @@
+"""The threads that run the stages of a pipeline. A caller may also run the stages itself, without any thread."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from penstock.errors import PenstockError
+from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.memory import Memory
+from penstock.pipeline.streaming.stage import Inputs, StageBatch, StageCall, StageQueue, StageSpec, take
+from penstock.pipeline.streaming.timeline import Timeline
+
+_log = logging.getLogger(__name__)
+
+Post = Callable[[Callable[[], None]], object]
+"""``post(callback)`` calls ``callback``, now or later, so that no two callbacks run at the same time."""
+
+
+class Workers:
+    """Runs calls of stages on ``threads`` threads between ``start`` and ``stop``; also a context manager.
+
+    Outcomes are delivered through ``post``. ``add`` may be called from any thread. While ``memory`` is full, only items that have
+    been started and the ``oldest`` item run.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, StageSpec],
+        post: Post,
+        memory: Memory,
+        oldest: Callable[[], float],
+        threads: int = 0,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._stages = {name: StageQueue(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
+        self._post = post
+        self._memory = memory
+        self._oldest = oldest
+        self._newest = -math.inf
+        """The newest item that has been started."""
+        self._is_full = False
+        """True if the memory was full when a thread last looked."""
+        self._timeline = timeline
+        self._changed = threading.Condition(threading.Lock())
+        self._stopped = False
+        self._own = threading.local()
+        """``is_free`` is True if the thread ends a batch, and takes a call next: its first new call need not wake another."""
+        self._threads = [
+            threading.Thread(target=self._work, name=f"penstock-worker-{n}", daemon=True) for n in range(threads)
+        ]
+
+    def start(self) -> None:
+        """Start the threads. Call once."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads, and wait for the calls in progress. Waiting calls are dropped. Idempotent."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no call waits or is in progress."""
+        with self._changed:
+            for stage in self._stages.values():
+                stage.forget_cancelled()
+            return not any(stage.busy or stage.groups for stage in self._stages.values())
+
+    def add(self, stage: str, call: StageCall) -> None:
+        """Let ``call`` wait for a worker."""
+        with self._changed:
+            self._stages[stage].add(call)
+            if getattr(self._own, "is_free", False):
+                self._own.is_free = False
+            else:
+                self._changed.notify()
+
+    def run_ready(self) -> None:
+        """Run calls in the calling thread until none is ready."""
+        while (batch := self.take()) is not None:
+            self._run(batch)
+
+    def take(self) -> StageBatch | None:
+        """The calls to run next, see ``stage.take``. The caller runs them, and then calls ``finish``."""
+        with self._changed:
+            return self._take()
+
+    def finish(self, batch: StageBatch, outcomes: list[Told]) -> None:
+        """Deliver the ``outcomes`` of ``batch``."""
+        for outcome in outcomes:
+            self._memory.add(outcome)
+        with self._changed:
+            batch.stage.busy -= 1
+            if batch.stage.spec.limit:
+                self._changed.notify()
+        self._post(partial(_deliver, batch.calls, outcomes))
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopped and (batch := self._take()) is None:
+                    self._changed.wait()
+                if self._stopped:
+                    return
+            assert batch is not None
+            self._run(batch)
+            del batch  # and its inputs, before the memory is looked at
+
+    def look_again(self) -> None:
+        """Let threads that wait because the memory is full look at it again. Call after items end and results are freed."""
+        with self._changed:
+            if self._is_full:
+                self._changed.notify_all()
+
+    def _take(self) -> StageBatch | None:
+        self._is_full = self._memory.is_full
+        newest = max(self._newest, self._oldest()) if self._is_full else math.inf
+        if (batch := take(self._stages.values(), newest)) is not None:
+            self._newest = max(self._newest, *(call.item for call in batch.calls))
+        return batch
+
+    def _run(self, batch: StageBatch) -> None:
+        start_ns = time.perf_counter_ns()
+        outcomes = _outcomes(batch.stage.spec, batch.inputs)
+        if self._timeline is not None:
+            items = (call.item for call in batch.calls)
+            self._timeline.add(batch.stage.spec.name, items, threading.current_thread().name, start_ns)
+        self._own.is_free = True
+        self.finish(batch, outcomes)
+        self._own.is_free = False
+
+
+def _outcomes(spec: StageSpec, inputs: Sequence[Inputs]) -> list[Told]:
+    """The outcomes of calls that run together. After an unknown error, each runs alone, so that it fails no other call."""
+    try:
+        return spec.run(inputs)
+    except BaseException as error:  # SystemExit, or a panic in Rust, must not end the worker without an outcome
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        if len(inputs) > 1:
+            return [outcome for one in inputs for outcome in _outcomes(spec, [one])]
+        _log.exception("step '%s' failed", spec.name)
+        return [PenstockError("internal error")]
+
+
+def _deliver(calls: list[StageCall], outcomes: list[Told]) -> None:
+    for call, outcome in zip(calls, outcomes, strict=True):
+        if not call.is_cancelled:
+            call.done(outcome)

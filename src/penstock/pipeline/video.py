@@ -1,0 +1,229 @@
+"""Reads the frames of video files with PyAV, which is imported only here.
+
+::
+
+    file ── demux ── decode (FFmpeg's threads) ── sample ── rotate, RGB ── Frame ── caller
+
+Frames are decoded as the caller takes them: FFmpeg's threads work ahead by a few frames, and memory stays constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import closing
+from fractions import Fraction
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from penstock.errors import InvalidInput, NotFound, Unsupported, printable
+from penstock.tensor import Array
+
+try:
+    import av
+    from av.video.reformatter import Interpolation, VideoReformatter
+except ImportError as missing:
+    raise Unsupported("video needs PyAV", "pip install 'penstock[video]'") from missing
+
+_CONTAINERS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,ogg,flv,asf,ivf,h264,hevc,m4v,obu,mxf,gif,mjpeg"
+"""FFmpeg's formats that contain all of their data. Playlists could make it read other files or open connections."""
+_TOLERANCE_S, _TOLERANCE_FRAMES = 0.1, 3
+"""A clip may end this much before the time that its header declares, or this number of frames if they take longer."""
+_ROUNDING_S = 1e-6
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Which frames to read."""
+
+    every: Annotated[int, Meta(ge=1)] = 1
+    """Read one of this many frames."""
+    fps: Annotated[float, Meta(ge=0)] = 0
+    """Read this many frames per second: the first frame at or after each tick. 0: all frames. ``every`` counts the frames read."""
+    start: Annotated[float, Meta(ge=0)] = 0
+    """Skip frames before this time, in seconds."""
+    end: Annotated[float, Meta(gt=0)] | None = None
+    """Stop at the first frame at or after this time, in seconds."""
+    max_pixels: Annotated[int, Meta(ge=1)] = 1 << 26
+    """Maximum number of pixels of a frame. A larger frame is refused before it is decoded."""
+    threads: Annotated[int, Meta(ge=0)] = 0
+    """Threads that decode. 0: one per CPU."""
+
+
+class Frame(msgspec.Struct, frozen=True, eq=False):
+    """One frame."""
+
+    index: int
+    """Number of the frame among those at or after ``start``, from 0."""
+    seconds: float
+    """Time since the start of the clip."""
+    pixels: Array
+    """UINT8 of shape [height, width, 3] in RGB, upright. The size may differ from that of other frames."""
+
+
+class VideoInfo(msgspec.Struct, frozen=True):
+    """What the header of a video file declares."""
+
+    codec: str
+    width: int
+    height: int
+    fps: float
+    """Average number of frames per second; 0 if unknown."""
+    seconds: float
+    """Duration; 0 if unknown."""
+
+    def expected_frames(self, sampling: Sampling) -> int:
+        """About how many frames ``sampling`` reads; 0 if unknown."""
+        end = self.seconds if sampling.end is None else min(self.seconds, sampling.end)
+        rate = min(sampling.fps or self.fps, self.fps)
+        return math.ceil(max(0.0, end - sampling.start) * rate / sampling.every)
+
+
+def probe(path: Path) -> VideoInfo:
+    """What the header of the file ``path`` declares. Raises NotFound or InvalidInput."""
+    with closing(_opened(path)) as container:
+        stream = _stream(container, path)
+        context = stream.codec_context
+        fps = float(stream.average_rate or 0)
+        return VideoInfo(context.name, context.width, context.height, fps, _declared_seconds(container, stream))
+
+
+def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]:
+    """The frames of the file ``path``, in order of time. Closing the iterator closes the file.
+
+    Colours are converted to RGB by the matrix and range that the clip declares, with the same bits as OpenCV for 8-bit video.
+    A frame with rotation is turned upright. Interlaced frames and HDR colours are kept as they are.
+
+    Raises NotFound; InvalidInput if the file is no video, is damaged or truncated, or has frames that are too large. The frames before
+    the damage are returned first, except a few that the decoder's threads may lose. Truncation cannot be noticed in a container
+    without a duration, such as MPEG-TS.
+    """
+    sampling = sampling or Sampling()
+    reformatter, counted, tick = VideoReformatter(), 0, sampling.start
+    for index, (seconds, frame) in enumerate(_decoded(path, sampling)):
+        if sampling.end is not None and seconds >= sampling.end:
+            return
+        if sampling.fps:
+            if seconds < tick - _ROUNDING_S:
+                continue
+            tick = (
+                sampling.start
+                + (math.floor((seconds - sampling.start + _ROUNDING_S) * sampling.fps) + 1) / sampling.fps
+            )
+        counted += 1
+        if (counted - 1) % sampling.every == 0:
+            yield Frame(index, seconds, _pixels(frame, reformatter, path, sampling.max_pixels))
+
+
+def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
+    """Times and frames at or after ``start``. Seeks if that leads to a frame before ``start``, otherwise decodes all frames."""
+    if sampling.start:
+        frames = _decode(path, sampling, sampling.start)
+        try:
+            first = next(frames, None)
+        except InvalidInput:
+            first = None  # some codecs cannot start at the position that the index of the file names
+        if first is not None and first[0] <= sampling.start:
+            yield from (each for each in chain([first], frames) if each[0] >= sampling.start)
+            return
+        del frames  # closes its file
+    yield from (each for each in _decode(path, sampling, 0) if each[0] >= sampling.start)
+
+
+def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[float, Any]]:
+    """Times and frames from the last key frame at or before ``seek_s``. Raises InvalidInput."""
+    count, ended = 0, 0.0
+    with closing(_opened(path)) as container:
+        stream = _stream(container, path)
+        context = stream.codec_context
+        _check_size(path, context.width, context.height, sampling.max_pixels)
+        stream.thread_type, context.thread_count = "AUTO", sampling.threads
+        # Without "explode", damaged frames are patched with pixels of their neighbours.
+        context.options = {"err_detect": "explode", "max_pixels": str(sampling.max_pixels)}
+        base, origin = stream.time_base, stream.start_time or 0
+        try:
+            if seek_s:
+                container.seek(origin + math.floor(seek_s / base), stream=stream, backward=True)
+            for frame in container.decode(stream):
+                seconds = _seconds(frame, stream, count, origin)
+                if frame.is_corrupt:
+                    raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")
+                count += 1
+                ended = seconds + float((frame.duration or 0) * base)
+                yield seconds, frame
+        except (av.FFmpegError, ValueError) as error:
+            reason = printable(str(getattr(error, "strerror", "") or error))
+            raise InvalidInput(f"{_name(path)} is damaged or truncated after {ended:.3f} s: {reason}") from None
+        missing_s = _declared_seconds(container, stream) - ended
+        tolerance_s = max(_TOLERANCE_S, _TOLERANCE_FRAMES / float(stream.average_rate or math.inf))
+    if not count:
+        raise InvalidInput(f"{_name(path)} has no frames", "the file may be truncated")
+    if missing_s > tolerance_s:
+        raise InvalidInput(f"{_name(path)} is truncated: it ends {missing_s:.1f} s before the time in its header")
+
+
+def _opened(path: Path) -> Any:
+    if not path.is_file():
+        raise NotFound(f"there is no file {_name(path)}")
+    options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
+    try:
+        return av.open(f"file:{path}", options=options, metadata_errors="replace")
+    except (av.FFmpegError, ValueError) as error:
+        reason = printable(str(getattr(error, "strerror", "") or error))
+        raise InvalidInput(
+            f"{_name(path)} cannot be read as video: {reason}", "give MP4, WebM, AVI or MPEG-TS"
+        ) from None
+
+
+def _stream(container: Any, path: Path) -> Any:
+    stream = container.streams.best("video")
+    if stream is None or stream.codec_context is None:
+        raise InvalidInput(f"{_name(path)} has no video that can be decoded")
+    return stream
+
+
+def _seconds(frame: Any, stream: Any, count: int, origin: int) -> float:
+    """The time of ``frame`` since the start of the clip. Raises InvalidInput if neither the frame nor the clip tells."""
+    if frame.pts is not None:
+        return float((frame.pts - origin) * frame.time_base)
+    if stream.average_rate:
+        return float(count / Fraction(stream.average_rate))
+    raise InvalidInput("the frames have no times, and the clip has no rate", "convert the clip to MP4")
+
+
+def _declared_seconds(container: Any, stream: Any) -> float:
+    """The duration of the video in the header; 0 if it is unknown, as in containers that declare one duration for all streams."""
+    if container.format.name == "avi" and stream.frames and stream.average_rate:
+        return float(stream.frames / stream.average_rate)  # the duration is estimated from the file's size
+    if stream.duration is not None:
+        return float(stream.duration * stream.time_base)
+    if container.duration is not None and len(container.streams) == 1:
+        return float(container.duration / av.time_base)
+    return 0.0
+
+
+def _pixels(frame: Any, reformatter: VideoReformatter, path: Path, max_pixels: int) -> Array:
+    _check_size(path, frame.width, frame.height, max_pixels)
+    try:
+        converted = reformatter.reformat(frame, format="rgb24", interpolation=Interpolation.BICUBIC, threads=1)
+    except (av.FFmpegError, ValueError) as error:
+        raise InvalidInput(f"{_name(path)} has pixels that cannot be converted: {printable(str(error))}") from None
+    pixels: Array = converted.to_ndarray()
+    turns = round(frame.rotation / 90) % 4
+    return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
+
+
+def _check_size(path: Path, width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise InvalidInput(
+            f"{_name(path)} has frames of {width}x{height}, which is more than {max_pixels} pixels",
+            "make the frames smaller, or raise max_pixels",
+        )
+
+
+def _name(path: Path) -> str:
+    return f"'{printable(path.name)}'"

@@ -1,0 +1,238 @@
+"""A pipeline in the calling process: files, texts and arrays in; labels, texts and arrays out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.bundle.local import NO_LIMITS, DeviceLimits
+from penstock.bundle.manifest import PipelineManifest
+from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
+from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable, prefixed
+from penstock.pipeline.direct import Direct
+from penstock.pipeline.executor import Told
+from penstock.pipeline.golden import observed
+from penstock.pipeline.inputs import check_inputs
+from penstock.pipeline.streaming.stages import Stages
+from penstock.pipeline.streaming.timeline import Timeline
+from penstock.pipeline.value import Media, Value, ValueType
+from penstock.pipeline.wire import to_json, to_tensors
+
+Item = Any
+"""The inputs of one item: a dict by name or, if the pipeline has one input, its value."""
+
+
+class Pipeline:
+    """A loaded pipeline; also a context manager. It may be used from several threads at the same time.
+
+    Outputs are arrays, texts (``str``) and lists of these. An output that is declared as optional may be absent. A picture, a sound or
+    a file is given as a path, as the content of the file (``bytes``) or as an array of pixels or samples; a text as ``str`` or as the
+    path of a file (``Path``).
+    """
+
+    def __init__(self, bundle: PipelineBundle, limits: DeviceLimits = NO_LIMITS, allow_python: bool = False) -> None:
+        """Load the models and replay the golden samples. Raises the errors of ``penstock.open``."""
+        bundle.check_python(allow_python)
+        self._function = function = bundle.function(allow_python)
+        self._manifest = bundle.manifest
+        self._loaded = load_models(bundle.models, limits)
+        try:
+            models = local_models(bundle.models, self._loaded)
+            variants = {name: one.variant.name for name, one in self._loaded.items()}
+            if bundle.golden.examples:
+                bundle.replay(Direct(observed(function), models), variants)
+            self._direct, self._stages = Direct(function, models), Stages(function, models)
+        except BaseException:
+            self._unload()
+            raise
+        self._threads = limits.threads or None
+        self._idle = threading.Condition()
+        self._calls = 0
+        self._is_closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        threads: int = 0,
+        max_memory: int = 0,
+        power_saving: bool = False,
+        allow_python: bool = False,
+    ) -> Self:
+        """Open the bundle of a pipeline. See ``penstock.open``."""
+        return cls(open_pipeline(path), DeviceLimits(threads, max_memory, power_saving), allow_python)
+
+    @property
+    def name(self) -> str:
+        return self._manifest.name
+
+    @property
+    def manifest(self) -> PipelineManifest:
+        return self._manifest
+
+    @property
+    def inputs(self) -> Mapping[str, ValueType]:
+        """The types of the inputs by name, in the declared order."""
+        return self._function.inputs
+
+    @property
+    def outputs(self) -> Mapping[str, ValueType]:
+        """The types of the outputs by name."""
+        return self._function.outputs
+
+    def __call__(self, *given: Value, **named: Value) -> dict[str, Value]:
+        """The outputs for one item. Inputs are given in the declared order, or by name.
+
+        Raises InvalidArgument for wrong inputs, NotFound for a missing file, InvalidInput if a step rejects a value.
+        """
+        if len(given) > len(self.inputs):
+            raise InvalidArgument(f"{len(given)} inputs are given, but there are {len(self.inputs)}")
+        inputs = dict(zip(self.inputs, given, strict=False))
+        if both := inputs.keys() & named.keys():
+            raise InvalidArgument(f"input '{min(both)}' is given twice")
+        return self.infer({**inputs, **named})
+
+    def infer(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """The outputs for one item, whose inputs are given by name."""
+        values = self._read(inputs)
+        with self._running():
+            return self._direct.call(values)
+
+    async def arun(self, *given: Value, **named: Value) -> dict[str, Value]:
+        """Like a call, without blocking the event loop. If the task is cancelled, the result is dropped."""
+        return await asyncio.to_thread(self, *given, **named)
+
+    def batch(self, items: Iterable[Item]) -> list[dict[str, Value]]:
+        """The outputs for all ``items``, in order. Raises the error of the first item that fails, with its position from 0."""
+        return list(self.stream(items))
+
+    def stream(self, items: Iterable[Item], *, keep_errors: bool = False) -> Iterator[Any]:
+        """The outputs for each of ``items``, in order. The steps of different items overlap, and model calls are batched.
+
+        Only a bounded number of items is read ahead. An item that fails raises its error, which ends the stream; with ``keep_errors``,
+        the error takes the place of the outputs, and the stream goes on.
+        """
+        if isinstance(items, str | bytes | Path | Mapping):
+            raise InvalidArgument(f"the items are one {type(items).__name__}", "give a list of items")
+        with self._running():
+            for number, told in enumerate(self._outcomes(items)):
+                if isinstance(told, PenstockError) and not keep_errors:
+                    raise prefixed(f"item {number}: ", told)
+                yield told if isinstance(told, PenstockError) else dict(told)
+
+    def _outcomes(self, items: Iterable[Item]) -> Iterator[Told]:
+        """The outcomes in order. An item whose inputs cannot be read has no run, but keeps its place."""
+        unread: deque[PenstockError | None] = deque()
+
+        def readable() -> Iterator[dict[str, Value]]:
+            for item in items:
+                try:
+                    inputs = self._item(item)
+                except PenstockError as error:
+                    unread.append(error)
+                else:
+                    unread.append(None)
+                    yield inputs
+
+        for told in self._stages.stream(readable(), threads=self._threads):
+            while (error := unread.popleft()) is not None:
+                yield error
+            yield told
+        yield from filter(None, unread)
+
+    def trace(self, items: Sequence[Item]) -> tuple[Timeline, Timeline]:
+        """When each step runs: first for the items one after the other, then for the same items in a stream.
+
+        Raises the error of the first item that fails, with its position from 0.
+        """
+        alone, streamed = Timeline(), Timeline()
+        with self._running():
+            for number, item in enumerate(items):
+                try:
+                    self._stages.call(self._item(item), alone)
+                except PenstockError as error:
+                    raise prefixed(f"item {number}: ", error) from None
+            for told in self._stages.stream(map(self._item, items), threads=self._threads, timeline=streamed):
+                if isinstance(told, PenstockError):
+                    raise told
+        return alone, streamed
+
+    def to_json(self, outputs: Mapping[str, Value]) -> dict[str, Any]:
+        """``outputs`` as plain data, as a server answers: files in base64, and arrays as nested lists."""
+        return to_json(self._function, to_tensors(self._function, outputs))
+
+    def __repr__(self) -> str:
+        return f"<Pipeline '{self.name}': {', '.join(self.inputs)} → {', '.join(self.outputs)}>"
+
+    def close(self) -> None:
+        """Wait for the calls in progress, and release the memory. Idempotent."""
+        with self._idle:
+            self._is_closed = True
+            self._idle.wait_for(lambda: not self._calls)
+        self._unload()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _unload(self) -> None:
+        for one in self._loaded.values():
+            one.loaded.unload()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Keep the models loaded while a call runs."""
+        with self._idle:
+            if self._is_closed:
+                raise Unavailable(f"pipeline '{self.name}' is closed", "open it again")
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._calls -= 1
+                self._idle.notify_all()
+
+    def _item(self, item: Item) -> dict[str, Value]:
+        return self._read(item if isinstance(item, Mapping) else self._only(item))
+
+    def _only(self, value: Value) -> dict[str, Value]:
+        if len(self.inputs) != 1:
+            raise InvalidArgument(f"an item needs the inputs {', '.join(self.inputs)}", "give a dict for each item")
+        return {next(iter(self.inputs)): value}
+
+    def _read(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        read = {
+            name: _content(self.inputs[name], value) if name in self.inputs else value for name, value in inputs.items()
+        }
+        return check_inputs(self.inputs, read)
+
+
+def _content(kind: ValueType, value: Value) -> Value:
+    """The content of the file, if ``value`` is a path. Text that is given as ``str`` is no path."""
+    is_path = isinstance(value, Path) or (isinstance(value, str) and kind.media is not Media.TEXT)
+    if not is_path or kind.media is Media.TENSOR:
+        return value
+    try:
+        data = Path(value).read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"no file '{value}'", "check the path") from None
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"cannot read '{value}': {getattr(error, 'strerror', None) or error}") from None
+    if kind.media is not Media.TEXT:
+        return data
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"'{value}' is not UTF-8 text") from None

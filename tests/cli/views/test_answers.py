@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commands import Command
+from pipelines import SCORES, scores_bundle
+
+ONE, TWO = "[1, 2, 3]", "[0, -1, 0.5]"
+BOXES = """\
+name: boxes
+inputs:
+  image: {media: image}
+steps:
+  - {step: constant, value: [[2.0, 3.0, 20.0, 15.0]], out: boxes}
+  - {step: decode_image, in: image, out: pixels}
+  - {step: constant, value: [0.5], out: scores}
+  - {step: draw, in: {image: pixels, boxes: boxes, scores: scores}, out: picture}
+outputs: [boxes, scores, picture]
+"""
+
+
+@pytest.fixture
+def picture(folder: Path) -> Path:
+    images = pytest.importorskip("PIL.Image")
+    images.fromarray(np.full((32, 48, 3), 200, np.uint8)).save(folder / "photo.png")
+    return folder / "photo.png"
+
+
+def test_one_item_is_printed_as_a_server_answers(penstock: Command, folder: Path) -> None:
+    scores_bundle(folder)
+    done = penstock("infer", "scores.bundle", ONE)
+    assert done.code == 0
+    assert set(json.loads(done.out)) == {"label", "p"}
+    (folder / "one.json").write_text(ONE)
+    np.save(folder / "one.npy", np.array([1, 2, 3], np.float32))
+    for word in ("one.json", "one.npy", f"features={ONE}"):
+        assert json.loads(penstock("infer", "scores.bundle", word).out) == json.loads(done.out)
+
+
+def test_several_items_are_lines_and_a_failure_does_not_stop_the_others(penstock: Command, folder: Path) -> None:
+    scores_bundle(folder)
+    done = penstock("infer", "scores.bundle", ONE, "[1]", TWO)
+    assert done.code == 2
+    assert "error: [1]: unexpected shape" in done.err
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert [sorted(line) for line in lines] == [["item", "outputs"], ["error", "item"], ["item", "outputs"]]
+    facts = penstock("infer", "scores.bundle", ONE, TWO, "--json").json
+    assert [item["outputs"] for item in facts["items"]] == [lines[0]["outputs"], lines[2]["outputs"]]
+
+
+def test_nan_is_not_null(penstock: Command, folder: Path) -> None:
+    scores_bundle(folder, SCORES.partition("  - step: top_k")[0] + "outputs: [p]\n")
+    done = penstock("infer", "scores.bundle", "[NaN, 1, 2]")
+    assert done.code == 0
+    assert "NaN" in done.out
+    assert "null" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "there is no item to run"),
+        (("none.npy",), "is not an array of FP32"),
+        (("features=[1,2,3]", "features=[1,2,3]"), "input 'features' is given twice"),
+        (("--text", "x"), "input 'features' is tensor, not text"),
+        ((ONE, TWO, "--draw", "a.png"), "--draw takes one item, but 2 are given"),
+        ((ONE, "--draw", "a.png"), "--draw needs a picture"),
+        (("--inputs", "data.npz"), "is a pipeline, which takes files"),
+    ],
+)
+def test_mistakes(penstock: Command, folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    scores_bundle(folder)
+    done = penstock("infer", "scores.bundle", *arguments)
+    assert (done.code, "Traceback" in done.err) == (2, False)
+    assert message in done.err
+
+
+def test_a_model_takes_tensors(penstock: Command, folder: Path) -> None:
+    scores_bundle(folder)
+    assert "is a model, which takes tensors" in penstock("infer", "linear.onnx", "photo.jpg").err
+    assert "--inputs is missing" in penstock("infer", "linear.onnx").err
+
+
+@pytest.mark.parametrize("outputs", ["[boxes, scores, picture]", "[boxes, scores]"])
+def test_boxes_are_drawn(penstock: Command, folder: Path, picture: Path, outputs: str) -> None:
+    text = BOXES.replace("[boxes, scores, picture]", outputs)
+    if "picture" not in outputs:
+        text = "".join(
+            line for line in text.splitlines(keepends=True) if "decode_image" not in line and "step: draw" not in line
+        )
+        text = (
+            text.replace("image: {media: image}", "image: {media: image}")
+            .replace("outputs:", "  - {step: decode_image, in: image, out: pixels}\noutputs:")
+            .replace("[boxes, scores]", "[boxes, scores, pixels]")
+        )
+    scores_bundle(folder, text)
+    done = penstock("infer", "scores.bundle", picture, "--draw", "out.png")
+    assert done.code == 0, done.err
+    images = pytest.importorskip("PIL.Image")
+    drawn = np.asarray(images.open(folder / "out.png"))
+    assert drawn.shape == (32, 48, 3)
+    assert (drawn != 200).any()

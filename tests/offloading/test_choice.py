@@ -1,0 +1,54 @@
+"""Where a call runs."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.offloading.choice import Outlook, Side, choose, probe_due, retry_after
+
+_TIMES = st.floats(1e-4, 10)
+_KNOWN = st.none() | _TIMES
+
+
+@given(_TIMES, _TIMES)
+def test_the_earlier_side_runs(device: float, server: float) -> None:
+    plan = choose(Outlook(device, server, has_server=True))
+    assert plan.first is (Side.SERVER if server < device else Side.DEVICE)
+
+
+@given(_KNOWN, _KNOWN, _KNOWN, st.booleans())
+def test_without_a_server_the_device_runs(
+    device: float | None, server: float | None, deadline: float | None, spare: bool
+) -> None:
+    assert choose(Outlook(device, server, False, deadline, spare)).first is Side.DEVICE
+
+
+@given(_KNOWN, _KNOWN, st.booleans())
+def test_a_side_that_was_never_measured_is_not_waited_for(
+    device: float | None, deadline: float | None, spare: bool
+) -> None:
+    assert choose(Outlook(device, None, True, deadline, spare)).first is Side.DEVICE
+
+
+@given(_TIMES, _TIMES, _TIMES)
+def test_the_device_starts_in_time_for_the_deadline(device: float, server: float, deadline: float) -> None:
+    plan = choose(Outlook(device, server, True, deadline, spare_device=True))
+    if plan.first is Side.SERVER:
+        assert plan.device_after_s <= max(0.0, deadline - device)
+        assert server <= max(deadline, device)
+
+
+def test_a_spared_device_leaves_slow_calls_to_the_server() -> None:
+    assert choose(Outlook(0.01, 0.5, True, None, spare_device=True)).first is Side.SERVER
+    assert choose(Outlook(0.01, 0.5, True, 0.1, spare_device=True)).first is Side.DEVICE
+
+
+@given(_TIMES, _TIMES)
+def test_probes_take_a_twentieth_of_the_time(cost: float, since: float) -> None:
+    assert probe_due(since, cost) == (cost <= 0.05 * since) or abs(cost - 0.05 * since) < 1e-12
+
+
+def test_an_unreachable_server_is_asked_less_and_less() -> None:
+    waits = [retry_after(failures) for failures in (1, 2, 3, 100)]
+    assert waits == sorted(waits)
+    assert waits[0] == 0.5
+    assert waits[-1] == 30

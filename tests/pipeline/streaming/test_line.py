@@ -1,0 +1,135 @@
+"""Items in progress, with every order of starts, ends and cancellations that the test draws. No thread runs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import Cancelled, PenstockError
+from penstock.pipeline.executor import Told
+from penstock.pipeline.function import Function
+from penstock.pipeline.streaming.binding import bind
+from penstock.pipeline.streaming.line import Line
+from penstock.pipeline.streaming.stage import StageBatch
+from penstock.tensor import Array
+from random_functions import MODELS, expected, functions, number
+
+ITEMS = st.lists(st.integers(0, 999), min_size=1, max_size=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> Iterator[None]:
+    """Collections leave out the objects of the tests before, which take a second each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class Bench:
+    """A line whose workers are played by the test: ``held`` are the batches in progress."""
+
+    def __init__(self, function: Function, max_bytes: int = 1 << 30) -> None:
+        self.line = Line(bind(function, MODELS), max_bytes=max_bytes)
+        self.told: dict[int, list[Told]] = {}
+        self.held: list[StageBatch] = []
+        self.alive: list[weakref.ref[Array]] = []
+
+    def begin(self, value: int) -> None:
+        item, x = len(self.told), number(value)
+        self.told[item] = []
+        self.alive.append(weakref.ref(x))
+        self.line.begin(item, {"x": x}, self.told[item].append)
+
+    def take(self) -> bool:
+        if (batch := self.line.workers.take()) is not None:
+            self.held.append(batch)
+        return batch is not None
+
+    def finish(self, place: int) -> None:
+        batch = self.held.pop(place % len(self.held))
+        self.line.workers.finish(batch, batch.stage.spec.run(batch.inputs))
+
+    def run_out(self) -> None:
+        while self.take() or self.held:
+            if self.held:
+                self.finish(0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(functions(), ITEMS, st.data())
+def test_every_item_gets_its_one_outcome_in_any_order_of_events(
+    function: Function, values: list[int], data: st.DataObject
+) -> None:
+    bench, waiting, cancelled = Bench(function), list(values), set()
+    for _ in range(data.draw(st.integers(0, 60), "events")):
+        event = data.draw(st.sampled_from(["begin", "take", "take", "finish", "finish", "cancel"]))
+        if event == "begin" and waiting:
+            bench.begin(waiting.pop(0))
+        elif event == "take" and len(bench.held) < 4:
+            bench.take()
+        elif event == "finish" and bench.held:
+            bench.finish(data.draw(st.integers(0, 3)))
+        elif event == "cancel" and bench.told:
+            item = data.draw(st.integers(0, len(bench.told) - 1))
+            if not bench.told[item]:
+                cancelled.add(item)
+            bench.line.cancel(item)
+    while waiting:
+        bench.begin(waiting.pop(0))
+    bench.run_out()
+    for item, value in enumerate(values):
+        (told,) = bench.told[item]
+        should = expected(function, number(value))
+        if item in cancelled:
+            assert isinstance(told, Cancelled)
+        elif should is None:
+            assert isinstance(told, PenstockError)
+            assert "is bad" in told.message
+        else:
+            assert not isinstance(told, PenstockError), told
+            assert {name: int(array[0]) for name, array in told.items()} == should
+    assert bench.line.is_empty
+
+
+@settings(max_examples=60, deadline=None)
+@given(functions(), ITEMS, st.integers(0, 10))
+def test_close_cancels_all_items_and_keeps_no_value(function: Function, values: list[int], events: int) -> None:
+    gc.freeze()  # so that a collection looks at this example's objects only, and not at all imported modules
+    try:
+        bench = Bench(function)
+        for value in values:
+            bench.begin(value)
+        for _ in range(events):
+            bench.take()
+        bench.line.close()
+        while bench.held:
+            bench.finish(0)
+        bench.run_out()
+        assert all(len(told) == 1 for told in bench.told.values())
+        assert bench.line.is_empty
+        bench.told.clear()
+        gc.collect()
+        assert not any(ref() is not None for ref in bench.alive)
+    finally:
+        gc.unfreeze()
+
+
+@settings(max_examples=100, deadline=None)
+@given(functions(), ITEMS)
+def test_an_ended_item_releases_its_values_without_a_garbage_collection(function: Function, values: list[int]) -> None:
+    bench = Bench(function)
+    gc.disable()
+    try:
+        for value in values:
+            bench.begin(value)
+        bench.run_out()
+        bench.told.clear()
+        assert not any(ref() is not None for ref in bench.alive)
+    finally:
+        gc.enable()

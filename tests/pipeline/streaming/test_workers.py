@@ -1,0 +1,78 @@
+"""Threads that run stages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from penstock.errors import InvalidInput, PenstockError
+from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.stage import Inputs, StageCall, StageSpec
+from penstock.pipeline.streaming.workers import Workers
+
+TIMEOUT_S = 30
+
+
+def doubled(items: Sequence[Inputs]) -> list[Told]:
+    return [{"y": item["x"] * 2} if item["x"] else InvalidInput("0") for item in items]
+
+
+def now(callback: Callable[[], None]) -> None:
+    callback()
+
+
+def test_the_calling_thread_runs_what_is_ready() -> None:
+    told: list[Told] = []
+    workers = Workers({"a": StageSpec("a", doubled)}, now)
+    for value in (1, 0, 2):
+        workers.add("a", StageCall(value, {"x": value}, told.append))
+    assert not workers.is_empty
+    workers.run_ready()
+    assert workers.is_empty
+    assert told[0] == {"y": 2}
+    assert isinstance(told[1], InvalidInput)
+    assert told[2] == {"y": 4}
+
+
+def test_threads_run_until_they_are_stopped() -> None:
+    told, lock, all_told = list[Told](), threading.Lock(), threading.Event()
+
+    def post(callback: Callable[[], None]) -> None:
+        with lock:
+            callback()
+            if len(told) == 100:
+                all_told.set()
+
+    with Workers({"a": StageSpec("a", doubled, limit=0)}, post, threads=3) as workers:
+        for value in range(1, 101):
+            workers.add("a", StageCall(value, {"x": value}, told.append))
+        assert all_told.wait(TIMEOUT_S)
+    workers.stop()
+    found = [one["y"] for one in told if not isinstance(one, PenstockError)]
+    assert sorted(found) == list(range(2, 202, 2))
+
+
+def test_a_step_that_fails_gives_every_call_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(items: Sequence[Inputs]) -> list[Told]:
+        raise ZeroDivisionError
+
+    told: list[Told] = []
+    workers = Workers({"a": StageSpec("a", fail)}, now)
+    workers.add("a", StageCall(0, {}, told.append))
+    workers.run_ready()
+    assert [one.message for one in told if isinstance(one, PenstockError)] == ["internal error"]
+    assert "step 'a' failed" in caplog.text
+
+
+def test_a_cancelled_call_is_told_nothing() -> None:
+    told: list[Told] = []
+    workers = Workers({"a": StageSpec("a", doubled)}, now)
+    workers.add("a", call := StageCall(0, {"x": 1}, told.append))
+    batch = workers.take()
+    assert batch is not None
+    call.cancel()
+    workers.finish(batch, doubled(batch.inputs))
+    assert told == []
+    assert workers.is_empty

@@ -1,0 +1,180 @@
+"""Frames of video files, against OpenCV, and files that are damaged."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clips import KINDS, RATE, write_clip
+from penstock.errors import InvalidInput, NotFound
+from penstock.pipeline.video import Sampling, VideoInfo, probe, read_frames
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A clip of two seconds in each format."""
+    folder = tmp_path_factory.mktemp("clips")
+    return {kind: write_clip(folder / f"clip.{kind}") for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_equal_those_of_opencv(clips: dict[str, Path], kind: str) -> None:
+    capture, count = cv2.VideoCapture(str(clips[kind])), 0
+    for frame in read_frames(clips[kind]):
+        is_read, expected = capture.read()
+        assert is_read
+        assert np.array_equal(frame.pixels, expected[:, :, ::-1])
+        assert frame.index == count
+        assert frame.seconds == pytest.approx(count / RATE, abs=1e-3)
+        count += 1
+    assert count == 60
+    info = probe(clips[kind])
+    assert (info.width, info.height, info.fps) == (160, 96, RATE)
+    assert info.seconds == pytest.approx(2, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(every=7),
+        Sampling(fps=4),
+        Sampling(fps=4, every=2),
+        Sampling(fps=1000),
+        Sampling(start=0.75, end=1.25),
+        Sampling(start=1.0, every=3),
+        Sampling(start=1.5, fps=10, threads=1),
+        Sampling(start=60.0),
+    ],
+    ids=str,
+)
+def test_sampling_takes_the_frames_of_a_full_read(clips: dict[str, Path], kind: str, sampling: Sampling) -> None:
+    end = sampling.end or 1e9
+    within = [frame for frame in read_frames(clips[kind]) if sampling.start <= frame.seconds < end]
+    if sampling.fps:
+        ticks = [sampling.start + number / sampling.fps for number in range(int(sampling.fps * 3))]
+        at = {next((i for i, frame in enumerate(within) if frame.seconds >= tick - 1e-6), None) for tick in ticks}
+        within = [within[position] for position in sorted(position for position in at if position is not None)]
+    expected, found = within[:: sampling.every], list(read_frames(clips[kind], sampling))
+    assert [frame.seconds for frame in found] == [frame.seconds for frame in expected]
+    for one, two in zip(found, expected, strict=True):
+        assert np.array_equal(one.pixels, two.pixels)
+    assert abs(probe(clips[kind]).expected_frames(sampling) - len(found)) <= 2
+
+
+@pytest.mark.parametrize("kind", ["mp4", "webm", "avi"])
+def test_a_truncated_clip_returns_its_frames_and_an_error(clips: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    content = clips[kind].read_bytes()
+    for part in (0.0, 0.01, 0.3, 0.6, 0.8):
+        cut = tmp_path / f"cut.{kind}"
+        cut.write_bytes(content[: int(len(content) * part)])
+        indices: list[int] = []
+        with pytest.raises(InvalidInput, match=r"'cut\.\w+' (is (damaged or )?truncated|cannot be read|has no)"):
+            indices.extend(frame.index for frame in read_frames(cut))
+        assert len(indices) < 60
+        assert indices == list(range(len(indices)))
+        assert indices or part < 0.6
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    changes=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), min_size=1),
+)
+def test_damage_gives_frames_or_a_clear_error(
+    clips: dict[str, Path], kind: str, changes: list[tuple[float, int]], tmp_path: Path
+) -> None:
+    content = bytearray(clips[kind].read_bytes())
+    for place, value in changes:
+        content[int(place * len(content))] = value
+    path = tmp_path / f"damaged.{kind}"
+    path.write_bytes(content)
+    with suppress(InvalidInput):
+        for frame in read_frames(path, Sampling(max_pixels=1 << 16)):
+            assert 0 < frame.pixels.shape[0] * frame.pixels.shape[1] <= 1 << 16
+
+
+def test_frames_may_change_their_size(tmp_path: Path) -> None:
+    small, large = write_clip(tmp_path / "a.ts", 20), write_clip(tmp_path / "b.ts", 20, (320, 192))
+    both = tmp_path / "both.ts"
+    both.write_bytes(small.read_bytes() + large.read_bytes())
+    shapes = [frame.pixels.shape for frame in read_frames(both)]
+    assert set(shapes) == {(96, 160, 3), (192, 320, 3)}
+    with pytest.raises(InvalidInput, match="320x192|damaged"):
+        list(read_frames(both, Sampling(max_pixels=160 * 96)))
+
+
+def test_large_frames_are_refused(clips: dict[str, Path]) -> None:
+    with pytest.raises(InvalidInput, match="has frames of 160x96, which is more than 15359 pixels"):
+        next(read_frames(clips["mp4"], Sampling(max_pixels=15_359)))
+
+
+@pytest.mark.parametrize(("matrix", "turns"), [((0, 1, -1, 0), 3), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)])
+def test_rotated_clips_are_turned_upright(
+    clips: dict[str, Path], matrix: tuple[int, ...], turns: int, tmp_path: Path
+) -> None:
+    content, (a, b, c, d) = bytearray(clips["mp4"].read_bytes()), matrix
+    place = content.index(b"tkhd") + 44
+    one = 1 << 16
+    content[place : place + 36] = struct.pack(">9i", a * one, b * one, 0, c * one, d * one, 0, 0, 0, 1 << 30)
+    path = tmp_path / "turned.mp4"
+    path.write_bytes(content)
+    plain, turned = next(read_frames(clips["mp4"])), next(read_frames(path))
+    assert np.array_equal(turned.pixels, np.rot90(plain.pixels, turns))
+    _, expected = cv2.VideoCapture(str(path)).read()  # which also turns it
+    assert np.array_equal(turned.pixels, expected[:, :, ::-1])
+
+
+def test_other_files_are_refused(tmp_path: Path, clips: dict[str, Path]) -> None:
+    with pytest.raises(NotFound, match=r"there is no file 'none\.mp4'"):
+        list(read_frames(tmp_path / "none.mp4"))
+    playlists = {
+        "a.m3u8": f"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{clips['ts']}\n#EXT-X-ENDLIST\n",
+        "a.ffconcat": f"ffconcat version 1.0\nfile '{clips['mp4']}'\n",
+        "a.txt": "hello",
+        "empty.mp4": "",
+    }
+    for name, text in playlists.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InvalidInput, match=f"'{name}' cannot be read as video"):
+            list(read_frames(tmp_path / name))
+    sound = tmp_path / "sound.mp4"
+    with av.open(str(sound), "w") as container:
+        stream: Any = container.add_stream("aac", rate=8_000)
+        stream.layout = "mono"
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        silence.rate, silence.time_base = 8_000, Fraction(1, 8_000)
+        container.mux(stream.encode(silence))
+        container.mux(stream.encode())
+    with pytest.raises(InvalidInput, match="has no video"):
+        probe(sound)
+
+
+def test_frames_are_not_collected(tmp_path: Path) -> None:
+    path, peaks = write_clip(tmp_path / "long.mp4", 300), []
+    for count in (30, 300):
+        tracemalloc.start()
+        for frame, _ in zip(read_frames(path), range(count), strict=False):
+            assert frame.pixels.size
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 200_000, "a frame takes 46,080 bytes"
+
+
+def test_expected_frames() -> None:
+    info = VideoInfo("h264", 16, 16, 30.0, 10.0)
+    assert info.expected_frames(Sampling()) == 300
+    assert info.expected_frames(Sampling(every=2, start=4, end=6)) == 30
+    assert info.expected_frames(Sampling(fps=60)) == 300
+    assert info.expected_frames(Sampling(start=20)) == 0
