@@ -41,6 +41,8 @@ class Case(msgspec.Struct, frozen=True):
     """Values are far from plausible ones, so that FP32 may overflow."""
     is_flat: bool = False
     """Many values are equal, so that variances are 0 and kernels show nothing but their rounding."""
+    has_ties: bool = False
+    """Values are equal on purpose, so that their order is arbitrary."""
     is_probe: bool = False
     """The source knows that these values are hard to convert."""
     is_empty: bool = False
@@ -211,6 +213,7 @@ class Maker:
                     inputs,
                     is_extreme=label in ("huge", "large", "tiny"),
                     is_flat=label in ("zeros", "repeated"),
+                    has_ties=label == "stepped",
                 )
 
     def unusual(self, shapes: Shapes) -> Iterator[Case]:

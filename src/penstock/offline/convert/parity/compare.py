@@ -44,7 +44,7 @@ class OutputDifference(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-def compare(
+def compare(  # noqa: PLR0913
     name: str,
     want: Array,
     got: Array,
@@ -53,10 +53,12 @@ def compare(
     is_extreme: bool = False,
     is_flat: bool = False,
     is_inner: bool = False,
+    has_ties: bool = False,
 ) -> OutputDifference:
     """Compare ``want``, the tensor ``name`` of the source, with ``got``. With ``is_extreme``, values may exceed the range of FP32.
     With ``is_flat``, the engine's own rounding counts however large it is: a sum of many equal values accumulates it.
-    With ``is_inner``, values may overflow too, because masks contain the largest numbers."""
+    With ``is_inner``, values may overflow too, because masks contain the largest numbers. With ``has_ties``, the inputs have equal
+    values on purpose, so that any number of whole numbers may be ties."""
     is_ordinary = not is_extreme and not is_flat
     found = _compare(name, want, got, rounding, inf if is_flat else _SAMPLE, is_ordinary)
     has_many = _MOST_TIES < found.error < inf and found.error * want.size > 1.5
@@ -65,7 +67,7 @@ def compare(
         and has_many
         and name not in rounding.quantised
         and found.decides
-        and not (is_extreme or is_inner)
+        and not (is_extreme or is_inner or has_ties)
     ):
         found = msgspec.structs.replace(found, reason=_many(want, got), note="")
     if found.reason and (is_extreme or is_inner) and (rounding.exact(name) is None or rounding.overflows):

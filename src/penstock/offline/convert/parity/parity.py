@@ -307,6 +307,7 @@ class Parity:
             if case.is_empty
             else RoundingModel(self._nodes, case.inputs, [*names, *(link.tensor for link in links)], self._seed)
         )
+        kind = {"is_extreme": case.is_extreme, "is_flat": case.is_flat, "has_ties": case.has_ties}
         for as_written in (True, False):
             try:
                 got = self._run(case, as_written=as_written)
@@ -315,11 +316,7 @@ class Parity:
                 self._failures.append(_Failure(case, want, reason, is_optimised=not as_written))
                 return
             for name in names:
-                difference = (
-                    compare(name, want[name], got[name], rounding, is_extreme=case.is_extreme, is_flat=case.is_flat)
-                    if name in got
-                    else _MISSING
-                )
+                difference = compare(name, want[name], got[name], rounding, **kind) if name in got else _MISSING
                 if difference.reason:
                     reason = f"output '{name}' {difference.reason}, on {case.label}"
                     self._failures.append(_Failure(case, want, reason, name, got.get(name), difference, not as_written))
