@@ -26,6 +26,7 @@ _LIBRARIES = (
     "<",
 )
 """Folders whose code is not the user's."""
+_UNLINKED = {"broadcast_in_dim", "jit", "pjit", "closed_call"}
 _PATCHED = {"jax.numpy": jax.numpy, "jax.nn": jax.nn}
 
 
@@ -106,8 +107,8 @@ def _links(equations: Sequence[tuple[str, Any]], calls: Sequence[Any], model: on
             return
         tensor = call["outputs_onnx_names"][0] if len(equation.outvars) == 1 else ""
         dims = [dim.dim_param or str(dim.dim_value) for dim in known[tensor].shape.dim] if tensor in known else []
-        # jax2onnx leaves broadcasting to the operators that follow.
-        if primitive != "broadcast_in_dim" and tensor in made and tensor in known and dims == outputs[0][0]:
+        # jax2onnx leaves broadcasting to the operators that follow, and records a function within a function under the same name.
+        if primitive not in _UNLINKED and tensor in made and tensor in known and dims == outputs[0][0]:
             yield TensorLink(tensor, name, _where(equation))
 
 

@@ -66,18 +66,23 @@ class Blame:
                 continue
             decided += difference.decides
             if not difference.reason:
+                if not difference.decides and tensor not in self._outputs:
+                    self._drop(tensor)  # the link may be wrong, and would mislead the parts after it
                 continue
             verdict = self._confirmed(tensor, got)
             if verdict == "wrong link":
                 decided -= difference.decides
-                del self._values[tensor]
-                self._order.remove(tensor)
+                self._drop(tensor)
             elif verdict == "sure":
                 return self._divergence(tensor, got, difference)
             else:
                 weak = weak or self._divergence(tensor, got, difference)
         self.proves = weak is None and decided == len(self._order)
         return None if only_sure else weak
+
+    def _drop(self, tensor: str) -> None:
+        del self._values[tensor]
+        self._order.remove(tensor)
 
     def _check(self, tensor: str, instead: Mapping[str, Array]) -> tuple[Array, OutputDifference]:
         given = {**self._inputs, **self._values, **instead}
