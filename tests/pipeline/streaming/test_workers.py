@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -9,6 +10,7 @@ import pytest
 
 from penstock.errors import InvalidInput, PenstockError
 from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.memory import Memory
 from penstock.pipeline.streaming.stage import Inputs, StageCall, StageSpec
 from penstock.pipeline.streaming.workers import Workers
 
@@ -25,7 +27,7 @@ def now(callback: Callable[[], None]) -> None:
 
 def test_the_calling_thread_runs_what_is_ready() -> None:
     told: list[Told] = []
-    workers = Workers({"a": StageSpec("a", doubled)}, now)
+    workers = Workers({"a": StageSpec("a", doubled)}, now, Memory(1 << 30), lambda: math.inf)
     for value in (1, 0, 2):
         workers.add("a", StageCall(value, {"x": value}, told.append))
     assert not workers.is_empty
@@ -45,7 +47,9 @@ def test_threads_run_until_they_are_stopped() -> None:
             if len(told) == 100:
                 all_told.set()
 
-    with Workers({"a": StageSpec("a", doubled, limit=0)}, post, threads=3) as workers:
+    with Workers(
+        {"a": StageSpec("a", doubled, limit=0)}, post, Memory(1 << 30), lambda: math.inf, threads=3
+    ) as workers:
         for value in range(1, 101):
             workers.add("a", StageCall(value, {"x": value}, told.append))
         assert all_told.wait(TIMEOUT_S)
@@ -59,7 +63,7 @@ def test_a_step_that_fails_gives_every_call_an_error(caplog: pytest.LogCaptureFi
         raise ZeroDivisionError
 
     told: list[Told] = []
-    workers = Workers({"a": StageSpec("a", fail)}, now)
+    workers = Workers({"a": StageSpec("a", fail)}, now, Memory(1 << 30), lambda: math.inf)
     workers.add("a", StageCall(0, {}, told.append))
     workers.run_ready()
     assert [one.message for one in told if isinstance(one, PenstockError)] == ["internal error"]
@@ -68,7 +72,7 @@ def test_a_step_that_fails_gives_every_call_an_error(caplog: pytest.LogCaptureFi
 
 def test_a_cancelled_call_is_told_nothing() -> None:
     told: list[Told] = []
-    workers = Workers({"a": StageSpec("a", doubled)}, now)
+    workers = Workers({"a": StageSpec("a", doubled)}, now, Memory(1 << 30), lambda: math.inf)
     workers.add("a", call := StageCall(0, {"x": 1}, told.append))
     batch = workers.take()
     assert batch is not None

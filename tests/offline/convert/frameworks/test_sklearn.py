@@ -77,7 +77,9 @@ def test_an_imputer_with_an_indicator_is_diagnosed() -> None:
 def test_a_pickle_needs_permission(tmp_path: Path) -> None:
     file = tmp_path / "model.pkl"
     file.write_bytes(pickle.dumps(LogisticRegression().fit(X, Y)))
-    with pytest.raises(PermissionDenied, match=r"'model.pkl' is a pickle") as raised:
+    with pytest.raises(
+        PermissionDenied, match=r"'model\.pkl' is not a skops file, and loading it as a pickle can run code"
+    ) as raised:
         CONVERTER.open(file, ConvertOptions())
     assert "--trust-pickle" in raised.value.hint
     CONVERTER.open(file, ConvertOptions(trust_pickle=True))
