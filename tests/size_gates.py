@@ -38,7 +38,7 @@ ROOM_LINES = {
     "protocol": 430,
     "rows": 2_227,
     "runtime": 483,
-    "samples": 1_747,
+    "samples": 1_748,
     "storage": 409,
     "telemetry": 1_976,
 }

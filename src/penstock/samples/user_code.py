@@ -81,8 +81,9 @@ def apart_from_output() -> Iterator[None]:
     kept = os.dup(1)
     try:
         os.dup2(2, 1)
-        # The user's code may keep sys.stdout, for example in a handler of logging, so the replacement must stay open.
-        with redirect_stdout(sys.stderr):
+        # The user's code may keep sys.stdout, for example in a handler of logging, so the replacement stays open. The code may also
+        # close it, so it is not sys.stderr itself.
+        with redirect_stdout(open(2, "w", buffering=1, errors="backslashreplace", closefd=False)):
             yield
     finally:
         os.dup2(kept, 1)
