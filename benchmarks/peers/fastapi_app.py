@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -72,7 +72,7 @@ def make_app(session: onnxruntime.InferenceSession, url: str) -> FastAPI:
     return app
 
 
-def main() -> None:
+def serve(make_app: Callable[[onnxruntime.InferenceSession, str], FastAPI]) -> None:
     """Serve the model named on the command line on a free port until told to stop."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = len(os.sched_getaffinity(0))
@@ -83,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(make_app)

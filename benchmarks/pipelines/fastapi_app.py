@@ -9,19 +9,16 @@ core, a thread pool only adds switches.
 from __future__ import annotations
 
 import io
-import os
-import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import onnxruntime
-import uvicorn
 from fastapi import FastAPI, Request
 from PIL import Image
 
+from benchmarks.peers.fastapi_app import serve
 from benchmarks.pipelines.pictures import MEAN, SIDE, STD
 
 
@@ -50,15 +47,5 @@ def make_app(session: onnxruntime.InferenceSession, url: str) -> FastAPI:
     return app
 
 
-def main() -> None:
-    """Serve the model named on the command line on a free port until told to stop."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = len(os.sched_getaffinity(0))
-    session = onnxruntime.InferenceSession(sys.argv[1], options)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    app = make_app(session, f"127.0.0.1:{listener.getsockname()[1]}")
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
-
-
 if __name__ == "__main__":
-    main()
+    serve(make_app)

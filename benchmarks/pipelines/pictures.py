@@ -22,14 +22,14 @@ from penstock.tensor import Array
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE = 224
 _DECLARATION = """\
-name: classify
+name: NAME
 inputs:
   image: {media: image}
 models:
   net: MODEL
 steps:
   - {step: decode_image, in: image, out: pixels}
-  - {step: resize, in: pixels, out: small, size: [224, 224]}
+  - {step: resize, in: pixels, out: small, size: [SIDE, SIDE]}
   - {step: normalise, in: small, out: scaled, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}
   - {step: layout, in: scaled, out: tensor}
   - {model: net, in: {input: tensor}, out: {output: logits}}
@@ -37,6 +37,11 @@ steps:
   - {step: top_k, in: scores, out: {labels: labels, scores: best}, k: 5}
 outputs: [labels, best, scores]
 """
+
+
+def classifier(name: str, model: str, side: int) -> str:
+    """The declaration of a pipeline that classifies pictures, which it resizes to ``side`` × ``side``."""
+    return _DECLARATION.replace("NAME", name).replace("MODEL", model).replace("SIDE", str(side))
 
 
 def jpegs(count: int, width: int, height: int) -> list[bytes]:
@@ -77,7 +82,7 @@ def compressed(original: Path) -> Path:
 def pack(folder: Path, model: Path) -> Path:
     """The bundle of the pipeline with ``model``, which is a model file or a bundle in ``folder``."""
     declaration = folder / f"{model.stem}.yaml"
-    declaration.write_text(_DECLARATION.replace("MODEL", model.name))
+    declaration.write_text(classifier("classify", model.name, SIDE))
     pack_pipeline(declaration, bundle := folder / f"pipeline-{model.stem}.bundle", overwrite=True)
     return bundle
 

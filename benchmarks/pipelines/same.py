@@ -21,7 +21,7 @@ from tokenizers import models as tokenizer_models
 
 from benchmarks import models
 from benchmarks.pipelines.embedded import DECLARATION, MODEL
-from benchmarks.pipelines.pictures import jpegs
+from benchmarks.pipelines.pictures import classifier, jpegs
 from benchmarks.requests import grpc_request, post
 from benchmarks.results import Row, claim
 from benchmarks.servers import Server, penstock, split_cores
@@ -37,22 +37,6 @@ from penstock.runtime import Pipeline
 from penstock.tensor import Array, DataType, from_wire
 
 _AT_ONCE = 8
-_PHOTOS = """\
-name: photos
-inputs:
-  image: {media: image}
-models:
-  net: cnn.onnx
-steps:
-  - {step: decode_image, in: image, out: pixels}
-  - {step: resize, in: pixels, out: small, size: [64, 64]}
-  - {step: normalise, in: small, out: scaled, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}
-  - {step: layout, in: scaled, out: tensor}
-  - {model: net, in: {input: tensor}, out: {output: logits}}
-  - {step: softmax, in: logits, out: scores}
-  - {step: top_k, in: scores, out: {labels: labels, scores: best}, k: 5}
-outputs: [labels, best, scores]
-"""
 _TEXTS = """\
 name: texts
 inputs:
@@ -108,7 +92,7 @@ def _cases(folder: Path, count: int) -> dict[str, tuple[Path, Sequence[Value]]]:
         sounds.append(path.read_bytes())
     return {
         "digits": (_packed(folder, DECLARATION), digits),
-        "photographs": (_packed(folder, _PHOTOS), jpegs(count, 320, 240)),
+        "photographs": (_packed(folder, classifier("photos", "cnn.onnx", 64)), jpegs(count, 320, 240)),
         "texts": (_packed(folder, _TEXTS), texts),
         "sounds": (_packed(folder, _SOUNDS), sounds),
     }

@@ -12,9 +12,9 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from penstock.artifact import Format, format_of, listed
+from penstock.artifact import Artifact, Format, format_of, listed
 from penstock.bundle.evidence import Evidence
-from penstock.bundle.open import is_pipeline, may_be_bundle, open_bundle
+from penstock.bundle.open import is_pipeline, may_be_bundle, open_bundle, open_model
 from penstock.bundle.titles import variant_title
 from penstock.cli import options
 from penstock.cli.flags.sources import runnable
@@ -25,11 +25,13 @@ from penstock.engines.registry import engine_title, engines_for
 from penstock.errors import InvalidArgument, NotFound, PenstockError
 from penstock.inputs.hints import hints_for
 from penstock.inputs.meanings import meanings_of
+from penstock.inputs.missing import takes_missing
 from penstock.offline.judge.accuracy import joined
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import checked_reference, coupling_notes
 from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import MODELS, Model
+from penstock.runtime.model import load_bundle, load_file
 from penstock.samples.hints import InputHints
 from penstock.samples.open import load_dataset
 from penstock.samples.user_code import is_function
@@ -135,11 +137,15 @@ def _infer_model(
 ) -> None:
     if outputs is not None:
         _check_target(outputs, bundle, inputs)
-    with Model.open(runnable(bundle)) as model:
+    opened = open_model(path := runnable(bundle))
+    with load_file(opened, path) if isinstance(opened, Artifact) else load_bundle(opened) as model:
         independent = model.signature.batchable and not model.coupling
         # The states of a sequence are those that this model returns.
         states = hints_for(meanings_of(model.signature), model.infer).states
-        hints = InputHints(states, model.infer, missing=model.missing)
+        artifact = (
+            opened if isinstance(opened, Artifact) else opened.artifact(model.variant or opened.manifest.variants[0])
+        )
+        hints = InputHints(states, model.infer, missing=takes_missing(artifact))
         data = load_dataset(inputs, model.signature, independent=independent, hints=hints)
         start = time.perf_counter()
         results = _run(model, data, batch, outputs)

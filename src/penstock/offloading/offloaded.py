@@ -99,7 +99,7 @@ class OffloadedModel:
         Raises InvalidArgument if ``inputs`` do not fit. Errors of the server are never raised, because the device answers instead.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        size = sum(len(to_wire(array)) for array in arrays.values())
+        size = _bytes(arrays)
         plan = self._plan(size, deadline_ms)
         if plan.first is Side.SERVER:
             return self._from_server(arrays, size, plan)
@@ -119,7 +119,7 @@ class OffloadedModel:
 
     def predicted_ms(self, inputs: Mapping[str, Array]) -> dict[str, float | None]:
         """The predicted time of a call with ``inputs`` on each side, in milliseconds; None if it was never measured."""
-        size = sum(len(to_wire(np.asarray(array))) for array in inputs.values())
+        size = _bytes({name: np.asarray(array) for name, array in inputs.items()})
         with self._state:
             found = {side.value: self._times[side].seconds(size) for side in Side}
         return {name: None if seconds is None else seconds * 1e3 for name, seconds in found.items()}
@@ -267,6 +267,11 @@ class OffloadedModel:
     def _count(self, what: str) -> None:
         with self._state:
             setattr(self.counts, what, getattr(self.counts, what) + 1)
+
+
+def _bytes(arrays: Mapping[str, Array]) -> int:
+    """The bytes of ``arrays`` on the wire. Only text must be encoded to know them."""
+    return sum(len(to_wire(array)) if array.dtype.kind in "OSU" else array.nbytes for array in arrays.values())
 
 
 def offload(

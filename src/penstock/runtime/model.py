@@ -17,7 +17,6 @@ from penstock.bundle.open import Bundle, open_model
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import engines_for, get_engine
 from penstock.errors import InvalidArgument, Unsupported, quoted
-from penstock.inputs.missing import takes_missing
 from penstock.rows.proof import coupling
 from penstock.tensor import Array, Signature
 
@@ -38,13 +37,10 @@ class Model:
         manifest: Manifest | None = None,
         max_batch: int = _MAX_BATCH,
         coupling: str = "",
-        missing: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.coupling = coupling
         """Why rows may depend on each other, so that they are run one by one; empty otherwise."""
-        self.missing = missing
-        """The inputs in which NaN stands for a missing value."""
         self.variant = variant
         """The running variant; None for a model file."""
         self.manifest = manifest
@@ -188,13 +184,11 @@ def load_file(artifact: Artifact, path: Path) -> Model:
         raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
     loaded = get_engine(engines[0]).load(artifact, {})
     reason = coupling(artifact, loaded.signature)
-    missing = takes_missing(artifact)
-    return Model(path.stem, loaded, max_batch=1 if reason else _MAX_BATCH, coupling=reason, missing=missing)
+    return Model(path.stem, loaded, max_batch=1 if reason else _MAX_BATCH, coupling=reason)
 
 
 def load_bundle(bundle: Bundle, limits: DeviceLimits = NO_LIMITS) -> Model:
     """The model of ``bundle`` with the engine of its tuned variant. Raises the errors of ``load_variant``."""
     loaded, variant, _ = load_variant(bundle, limits)
-    artifact = bundle.artifact(variant)
-    reason = coupling(artifact, loaded.signature) if bundle.manifest.serving.max_batch == 1 else ""
-    return Model(bundle.name, loaded, variant, bundle.manifest, coupling=reason, missing=takes_missing(artifact))
+    reason = coupling(bundle.artifact(variant), loaded.signature) if bundle.manifest.serving.max_batch == 1 else ""
+    return Model(bundle.name, loaded, variant, bundle.manifest, coupling=reason)
