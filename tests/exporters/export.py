@@ -44,7 +44,13 @@ def export(architecture: Architecture, made: Any, exporter: str, batch: str) -> 
             common["output_names"] = [f"out{number}" for number in range(count)]
             free = {name: {0: "N"} for name in (*example, *common["output_names"])}
             common["dynamic_axes"] = free if batch == "free" else None
-            torch.onnx.export(module, tuple(example.values()), written, dynamo=False, **common)
+            # TorchScript's exporter cannot write the fused encoder layers that torch runs in evaluation.
+            is_fast = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+            try:
+                torch.onnx.export(module, tuple(example.values()), written, dynamo=False, **common)
+            finally:
+                torch.backends.mha.set_fastpath_enabled(is_fast)
             return written.getvalue()
         rows = torch.export.Dim("N", min=1, max=1024)
         shapes = tuple({0: rows} for _ in example) if batch == "free" else None
