@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 import numpy as np
@@ -322,3 +323,44 @@ def test_other_results_for_nan_are_noted() -> None:
     found = checked(source, other)
     assert found.holds
     assert any("NaN in 'x'" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("declared", "made"), [("int64", "int32"), ("int64", "int8"), ("int32", "int64"), ("double", "float")]
+)
+def test_an_output_of_another_type_is_a_failure(declared: str, made: str) -> None:
+    text = "g (float[N,4] x) => (%s[N,4] y) { s = Sign(x) y = Cast<to=%d>(s) }"
+    one, other = (parsed(text % (kind, getattr(onnx.TensorProto, kind.upper()))) for kind in (declared, made))
+    assert checked(one, one).holds
+    found = checked(one, other)
+    assert found.first_divergent is not None
+    assert any(" in the source, on " in note for note in found.notes)
+
+
+class Drawing(OnnxSource):
+    """A source that draws numbers where no exporter sees it."""
+
+    scale, share = 1.0, 1.0
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = super().forward(inputs)
+        draws = np.random.rand(2) if self.share else (random.random(), 0.0)
+        return found | ({"y": found["y"] * np.float32(1 + self.scale * draws[1])} if draws[0] < self.share else {})
+
+
+def test_an_output_that_is_random_in_the_source_only_is_a_failure() -> None:
+    model = parsed("g (float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Exp(x) z = Abs(x) }")
+    source = Drawing(artifact(model), model)
+    source.share = 0.4  # most calls are equal
+    found = certify(artifact(model), source, source.exported, ConvertOptions())
+    assert found.first_divergent is not None
+    assert any("'y' is random in the source, but not in the ONNX model" in note for note in found.notes)
+
+
+def test_a_source_that_draws_numbers_without_effect_is_noted() -> None:
+    model = parsed("g (float[N,4] x) => (float[N,4] y) { y = Exp(x) }")
+    source = Drawing(artifact(model), model)
+    for source.share, source.scale in ((0.0, 1.0), (1.0, 0.0)):
+        found = certify(artifact(model), source, source.exported, ConvertOptions())
+        assert found.holds
+        assert any("`numpy.random`" in note for note in found.notes)
