@@ -101,6 +101,7 @@ class SklearnModel:
         self._model, self._table = _prepared(model), table_of(model)
         self._forests: list[Forest] = []
         self._steps = dict(steps_of(self._model))
+        self._types: dict[str, DataType] = {}
         inputs = declared(self._table, options)
         self._methods = _methods(model)
         self.axes: Mapping[str, tuple[Axis, ...]] = {spec.name: (Axis(0, "N", low=1),) for spec in inputs}
@@ -121,12 +122,8 @@ class SklearnModel:
         method = next(iter(self._methods.values()))
         with recorded(self._steps) as made:
             self._results(inputs, {method: method})
-        found = {name: _dense(made[name][0]) for name in names if len(made[name]) == 1}
-        wide = any(spec.datatype is DataType.FP64 for spec in self.signature.inputs)
-        return {
-            name: value if wide or value.dtype != np.float64 else value.astype(np.float32)
-            for name, value in found.items()
-        }
+        kinds = {name: self._types[name] for name in names if name in self._types and len(made[name]) == 1}
+        return {name: as_tensor(_dense(made[name][0]), kind) for name, kind in kinds.items()}
 
     def trees(self) -> tuple[TreeArrays, ...]:
         """The trees that the last ``export`` has read."""
@@ -184,9 +181,10 @@ class SklearnModel:
         made = {name for node in graph.node for name in node.output}
         operators = list(topology.unordered_operator_iterator())
         for name, step in self._steps.items():
-            found = [one.outputs[0].onnx_name for one in operators if one.raw_operator is step]
-            if len(found) == 1 and found[0] in made:
-                yield TensorLink(found[0], name, f"step '{name}' of the pipeline", is_compared=True)
+            found = [one.outputs[0] for one in operators if one.raw_operator is step]
+            if len(found) == 1 and found[0].onnx_name in made:
+                self._types[name] = _datatype(found[0])
+                yield TensorLink(found[0].onnx_name, name, f"step '{name}' of the pipeline", is_compared=True)
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.signature.check(inputs)
