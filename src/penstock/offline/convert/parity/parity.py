@@ -34,6 +34,7 @@ from penstock.offline.convert.parity.patience import Patience
 from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.offline.convert.parity.tree_nodes import tree_nodes
 from penstock.offline.convert.parity.trees import TreeProof, compare_trees
+from penstock.offline.convert.parity.weights import altered_weight
 from penstock.offline.convert.tree_arrays import HasTrees
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.model import read_proto
@@ -88,6 +89,8 @@ class _Failure(NamedTuple):
     got: Array | None = None
     difference: OutputDifference = OutputDifference(np.inf)
     is_optimised: bool = False
+    divergence: Divergence | None = None
+    """The node that is wrong, if it is known."""
 
 
 class Parity:
@@ -147,6 +150,8 @@ class Parity:
                 f"the source accepts none of the inputs that were tried: {self._rejection}",
                 "give one call with --sample FILE.npz, or describe the inputs with --inputs",
             )
+        if not self._failures and not self._trees.divergence:
+            self._compare_weights(case, want)
         if self._parts and not self._failures and not self._trees.divergence:
             self._compare_parts(*self._parts)
         return self._certificate()
@@ -173,11 +178,18 @@ class Parity:
                 return
             found = blame.find(only_sure=True)
             self._are_parts_proved = self._is_coarse and blame.proves
+            if found is None and self._exported.has_parts and not self._is_coarse:
+                found = blame.probe()
             if found is not None:
                 reason = f"node '{found.node}' differs from '{found.source}' of the source, given its inputs, on {case.label}"
-                self._failures.append(
-                    _Failure(case, want, reason, found.source, difference=OutputDifference(found.error))
-                )
+                self._fail(case, want, reason, found)
+
+    def _compare_weights(self, case: Case, want: Outputs) -> None:
+        if (found := altered_weight(self._nodes, self._source, self._exported.weights)) is not None:
+            self._fail(case, want, f"{found.where} than '{found.source}' of the source", found)
+
+    def _fail(self, case: Case, want: Outputs, reason: str, found: Divergence) -> None:
+        self._failures.append(_Failure(case, want, reason, difference=OutputDifference(found.error), divergence=found))
 
     def _blamed(self, case: Case, want: Outputs) -> Blame:
         outputs = {name: array for name, array in want.items() if name not in self._random}
@@ -417,6 +429,8 @@ class Parity:
     def _blame(self) -> tuple[OutputDifference, Divergence]:
         first = self._failures[0]
         self._notes[first.reason] = None
+        if first.divergence:
+            return first.difference, first.divergence
         if first.is_optimised:
             self._notes["the graph as written agrees with the source; ONNX Runtime's graph optimisations change it"] = (
                 None
