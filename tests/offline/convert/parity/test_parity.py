@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.fault_graphs import GRAPHS, make
 from benchmarks.faults import inject
@@ -364,3 +365,28 @@ def test_a_source_that_draws_numbers_without_effect_is_noted() -> None:
         found = certify(artifact(model), source, source.exported, ConvertOptions())
         assert found.holds
         assert any("`numpy.random`" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        ("y = Gelu<approximate={}>(t)", '"none"', '"tanh"'),
+        ("y = LayerNormalization<epsilon={}>(t, ones)", "1e-12", "1e-11"),
+        ("y = LayerNormalization<epsilon={}>(t, ones)", "1e-5", "1e-4"),
+    ],
+)
+def test_parts_are_compared_on_values_of_other_magnitudes(text: str, right: str, wrong: str) -> None:
+    """The values of all calls are so small or so large that both models give the same."""
+    scale = "0.001" if "Gelu" in text else "1000.0"
+    graph = (
+        "g (float[N,4] x) => (float[N,4] y) <float scale = {%s}, float[4] ones = {1, 1, 1, 1}> "
+        "{ s = Sign(x) t = Mul(s, scale) %s }"
+    )
+    one, other = (parsed(graph % (scale, text.replace("{}", value))) for value in (right, wrong))
+    source = OnnxSource(artifact(one), one)
+    exported = replace(source.exported, has_parts=True)
+    samples = ConvertOptions(sample={"x": np.array([[0.5, 1.0, -0.7, 0.2]], np.float32)})
+    assert certify(artifact(one), source, exported, samples).holds
+    found = certify(artifact(other), source, exported, samples)
+    assert found.first_divergent is not None
+    assert found.first_divergent.source == "y"
