@@ -94,6 +94,11 @@ class Exported(msgspec.Struct, frozen=True):
     random: tuple[str, ...] = ()
     """Operators that give random results, with their places. Outputs that depend on them are not compared."""
     warnings: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    """Names of weights, which ``FrameworkModel.values`` gives without inputs. A tensor of the model with the name of one is this
+    weight, unless a batch normalisation was folded into it."""
+    has_parts: bool = False
+    """True if ``FrameworkModel.values`` also takes intermediate values, by their names, in place of the inputs before them."""
 
 
 class UnsupportedOperator(msgspec.Struct, frozen=True):

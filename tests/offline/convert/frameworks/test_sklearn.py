@@ -15,6 +15,7 @@ from skl2onnx._parse import sklearn_parsers_map
 from skl2onnx._supported_operators import sklearn_operator_name_map
 from skl2onnx.common._registration import _converter_pool
 from sklearn.cluster import KMeans
+from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingRegressor, GradientBoostingClassifier, RandomForestClassifier, VotingClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, SGDClassifier
@@ -184,3 +185,19 @@ def test_an_imputer_of_missing_texts_warns_and_one_of_a_text_is_converted(tmp_pa
 def texts(source: Any, rows: Any) -> dict[str, Any]:
     (spec,) = source.signature.inputs
     return {spec.name: rows}
+
+
+def test_a_wrong_scale_before_trees_is_found_although_no_branch_changes(tmp_path: Path) -> None:
+    columns = ColumnTransformer([("numbers", make_pipeline(StandardScaler()), [0, 1]), ("others", "drop", [2])])
+    model = make_pipeline(columns, DecisionTreeRegressor(max_depth=2, random_state=0)).fit(X[:, :3], Y)
+    opened = CONVERTER.open(model, ConvertOptions())
+    exported = opened.export(tmp_path / "model.onnx", 21)
+    proto = onnx.load(tmp_path / "model.onnx")
+    assert certify(Artifact.from_bytes(proto.SerializeToString()), opened, exported, ConvertOptions()).holds
+    (scale,) = {node.input[1] for node in proto.graph.node if node.op_type == "Div"}
+    (weight,) = (tensor for tensor in proto.graph.initializer if tensor.name == scale)
+    changed = onnx.numpy_helper.to_array(weight) * np.float32(1.001)
+    weight.CopyFrom(onnx.numpy_helper.from_array(changed, scale))
+    found = certify(Artifact.from_bytes(proto.SerializeToString()), opened, exported, ConvertOptions())
+    assert found.first_divergent is not None
+    assert found.first_divergent.source == "columntransformer/numbers/standardscaler"

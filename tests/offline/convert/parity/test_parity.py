@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 import numpy as np
 import onnx
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.fault_graphs import GRAPHS, make
 from benchmarks.faults import inject
@@ -322,3 +324,69 @@ def test_other_results_for_nan_are_noted() -> None:
     found = checked(source, other)
     assert found.holds
     assert any("NaN in 'x'" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("declared", "made"), [("int64", "int32"), ("int64", "int8"), ("int32", "int64"), ("double", "float")]
+)
+def test_an_output_of_another_type_is_a_failure(declared: str, made: str) -> None:
+    text = "g (float[N,4] x) => (%s[N,4] y) { s = Sign(x) y = Cast<to=%d>(s) }"
+    one, other = (parsed(text % (kind, getattr(onnx.TensorProto, kind.upper()))) for kind in (declared, made))
+    assert checked(one, one).holds
+    found = checked(one, other)
+    assert found.first_divergent is not None
+    assert any(" in the source, on " in note for note in found.notes)
+
+
+class Drawing(OnnxSource):
+    """A source that draws numbers where no exporter sees it."""
+
+    scale, share = 1.0, 1.0
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = super().forward(inputs)
+        draws = np.random.rand(2) if self.share else (random.random(), 0.0)
+        return found | ({"y": found["y"] * np.float32(1 + self.scale * draws[1])} if draws[0] < self.share else {})
+
+
+def test_an_output_that_is_random_in_the_source_only_is_a_failure() -> None:
+    model = parsed("g (float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Exp(x) z = Abs(x) }")
+    source = Drawing(artifact(model), model)
+    source.share = 0.4  # most calls are equal
+    found = certify(artifact(model), source, source.exported, ConvertOptions())
+    assert found.first_divergent is not None
+    assert any("'y' is random in the source, but not in the ONNX model" in note for note in found.notes)
+
+
+def test_a_source_that_draws_numbers_without_effect_is_noted() -> None:
+    model = parsed("g (float[N,4] x) => (float[N,4] y) { y = Exp(x) }")
+    source = Drawing(artifact(model), model)
+    for source.share, source.scale in ((0.0, 1.0), (1.0, 0.0)):
+        found = certify(artifact(model), source, source.exported, ConvertOptions())
+        assert found.holds
+        assert any("`numpy.random`" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        ("y = Gelu<approximate={}>(t)", '"none"', '"tanh"'),
+        ("y = LayerNormalization<epsilon={}>(t, ones)", "1e-12", "1e-11"),
+        ("y = LayerNormalization<epsilon={}>(t, ones)", "1e-5", "1e-4"),
+    ],
+)
+def test_parts_are_compared_on_values_of_other_magnitudes(text: str, right: str, wrong: str) -> None:
+    """The values of all calls are so small or so large that both models give the same."""
+    scale = "0.001" if "Gelu" in text else "1000.0"
+    graph = (
+        "g (float[N,4] x) => (float[N,4] y) <float scale = {%s}, float[4] ones = {1, 1, 1, 1}> "
+        "{ s = Sign(x) t = Mul(s, scale) %s }"
+    )
+    one, other = (parsed(graph % (scale, text.replace("{}", value))) for value in (right, wrong))
+    source = OnnxSource(artifact(one), one)
+    exported = replace(source.exported, has_parts=True)
+    samples = ConvertOptions(sample={"x": np.array([[0.5, 1.0, -0.7, 0.2]], np.float32)})
+    assert certify(artifact(one), source, exported, samples).holds
+    found = certify(artifact(other), source, exported, samples)
+    assert found.first_divergent is not None
+    assert found.first_divergent.source == "y"

@@ -53,6 +53,7 @@ from penstock.offline.convert.tables.estimators import (
 )
 from penstock.offline.convert.tables.forest import Forest, GraphWriter
 from penstock.offline.convert.tables.pickles import SKLEARN, load_trusted
+from penstock.offline.convert.tables.steps import recorded, steps_of, walk
 from penstock.offline.convert.tables.table import declared, first_step, table_of
 from penstock.offline.convert.tree_arrays import TreeArrays
 from penstock.tensor import Array, DataType, Signature, TensorSpec
@@ -66,11 +67,6 @@ _TYPES = {
     DataType.BOOL: data_types.BooleanTensorType,
     DataType.BYTES: data_types.StringTensorType,
 }
-_PARTS = (
-    *("steps", "transformers_", "transformer_list", "estimators_", "estimator_", "final_estimator_", "best_estimator_"),
-    *("regressor_", "transformer_", "calibrated_classifiers_", "estimator"),
-)
-"""Attributes with the estimators that an estimator consists of."""
 _OTHER_WIDTH = "Buffer dtype mismatch"
 """Part of the error of an estimator, such as KMeans, that takes only the type that it was fitted with."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
@@ -104,34 +100,30 @@ class SklearnModel:
     def __init__(self, model: Any, options: ConvertOptions) -> None:
         self._model, self._table = _prepared(model), table_of(model)
         self._forests: list[Forest] = []
+        self._steps = dict(steps_of(self._model))
+        self._types: dict[str, DataType] = {}
         inputs = declared(self._table, options)
         self._methods = _methods(model)
         self.axes: Mapping[str, tuple[Axis, ...]] = {spec.name: (Axis(0, "N", low=1),) for spec in inputs}
         self.signature = Signature(inputs, ())
         outputs = []
-        for name, value in self._results(options.sample or self._plausible(np.random.default_rng(0))).items():
+        example = options.sample or self._plausible(np.random.default_rng(0))
+        for name, value in self._results(example, self._methods).items():
             narrow = value.dtype == np.float64 and all(spec.datatype is not DataType.FP64 for spec in inputs)
             datatype = DataType.FP32 if narrow else DataType.from_numpy(value.dtype)
             outputs.append(TensorSpec(name, datatype, (-1, *value.shape[1:])))
         self.signature = Signature(inputs, tuple(outputs))
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        found = self._results(inputs)
+        found = self._results(inputs, self._methods)
         return {spec.name: as_tensor(found[spec.name], spec.datatype) for spec in self.signature.outputs}
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        x = self._table.rows(self._checked(inputs))
-        found = {}
-        with _quiet():
-            for name, step in getattr(self._model, "steps", ())[:-1]:
-                x = x if isinstance(step, str) else _dense(step.transform(x))
-                if name in names:
-                    found[name] = x
-        wide = any(spec.datatype is DataType.FP64 for spec in self.signature.inputs)
-        return {
-            name: value if wide or value.dtype != np.float64 else value.astype(np.float32)
-            for name, value in found.items()
-        }
+        method = next(iter(self._methods.values()))
+        with recorded(self._steps) as made:
+            self._results(inputs, {method: method})
+        kinds = {name: self._types[name] for name in names if name in self._types and len(made[name]) == 1}
+        return {name: as_tensor(_dense(made[name][0]), kind) for name, kind in kinds.items()}
 
     def trees(self) -> tuple[TreeArrays, ...]:
         """The trees that the last ``export`` has read."""
@@ -187,32 +179,33 @@ class SklearnModel:
 
     def _links(self, graph: onnx.GraphProto, topology: Any) -> Iterator[TensorLink]:
         made = {name for node in graph.node for name in node.output}
-        steps = {id(step): name for name, step in getattr(self._model, "steps", ())[:-1]}
-        for operator in topology.unordered_operator_iterator():
-            if id(operator.raw_operator) in steps and operator.outputs[0].onnx_name in made:
-                name = steps[id(operator.raw_operator)]
-                yield TensorLink(operator.outputs[0].onnx_name, name, f"step '{name}' of the pipeline")
+        operators = list(topology.unordered_operator_iterator())
+        for name, step in self._steps.items():
+            found = [one.outputs[0] for one in operators if one.raw_operator is step]
+            if len(found) == 1 and found[0].onnx_name in made:
+                self._types[name] = _datatype(found[0])
+                yield TensorLink(found[0].onnx_name, name, f"step '{name}' of the pipeline", is_compared=True)
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.signature.check(inputs)
         return {spec.name: inputs[spec.name] for spec in self.signature.inputs}
 
-    def _results(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _results(self, inputs: Mapping[str, Array], methods: Mapping[str, str]) -> dict[str, Array]:
         x = self._table.rows(self._checked(inputs))
         try:
             try:
-                return self._called(x)
+                return self._called(x, methods)
             except ValueError as error:
                 if _OTHER_WIDTH not in str(error) or not isinstance(x, np.ndarray):
                     raise
-                return self._called(x.astype(np.float64))
+                return self._called(x.astype(np.float64), methods)
         except _FAULTS as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InvalidInput(f"{type(self._model).__name__} rejects the input: {reason}", "give --sample") from error
 
-    def _called(self, x: Any) -> dict[str, Array]:
+    def _called(self, x: Any, methods: Mapping[str, str]) -> dict[str, Array]:
         with _quiet():
-            return {name: _dense(getattr(self._model, method)(x)) for name, method in self._methods.items()}
+            return {name: _dense(getattr(self._model, method)(x)) for name, method in methods.items()}
 
 
 def _methods(model: Any) -> dict[str, str]:
@@ -237,31 +230,19 @@ def _methods(model: Any) -> dict[str, str]:
 
 def _prepared(model: Any) -> Any:
     """``model`` without steps that do nothing, and with dense results, which skl2onnx needs. Raises Unsupported."""
-    if any(getattr(one, "indicator_", None) is not None for one in _walk(model)):
+    if any(getattr(one, "indicator_", None) is not None for one in walk(model)):
         raise Unsupported("an imputer with add_indicator=True has no converter", "use add_indicator=False")
     if type(model) is Pipeline:
         steps = [(name, step) for name, step in model.steps if step is not None and not isinstance(step, str)]
         model = Pipeline(steps) if steps else model
     changes = {"encode": ("onehot", "onehot-dense"), "flatten_transform": (True, False)}
     for name, (old, new) in changes.items():
-        if any(getattr(one, name, None) == old for one in _walk(model)):
+        if any(getattr(one, name, None) == old for one in walk(model)):
             model = copy.deepcopy(model)
-            for one in _walk(model):
+            for one in walk(model):
                 if getattr(one, name, None) == old:
                     setattr(one, name, new)
     return model
-
-
-def _walk(model: Any) -> Iterator[Any]:
-    """``model`` and all estimators in it."""
-    if isinstance(model, (list, tuple, np.ndarray)):
-        for one in model:
-            yield from _walk(one)
-    elif hasattr(model, "__dict__") and not isinstance(model, type):
-        if hasattr(model, "get_params"):
-            yield model
-        for part in _PARTS:
-            yield from _walk(vars(model).get(part, ()))
 
 
 def _booster(estimator: Any) -> Booster | None:
@@ -351,7 +332,7 @@ def _convert_imputer(scope: Any, operator: Any, container: Any) -> None:
 
 def _warnings(model: Any) -> Iterator[str]:
     """Differences from the source for inputs that ONNX does not have."""
-    for one in _walk(model):
+    for one in walk(model):
         texts = np.asarray(getattr(one, "statistics_", ()))
         of_texts = type(one).__name__ == "SimpleImputer" and texts.dtype.kind in "OU"
         if of_texts and not isinstance(one.missing_values, str):
@@ -388,7 +369,7 @@ def _conversions(model: Any, forests: list[Forest]) -> dict[type, Any]:
     """
     convert_trees = partial(_convert_trees, forests)
     found: dict[type, Any] = {}
-    for one in _walk(model):
+    for one in walk(model):
         kind = type(one)
         if hasattr(one, "vocabulary_") and hasattr(one, "token_pattern"):
             found[kind] = _convert_text
@@ -414,14 +395,14 @@ def _conversions(model: Any, forests: list[Forest]) -> dict[type, Any]:
 
 def _options(model: Any) -> dict[int, dict[str, Any]]:
     """Probabilities as a tensor instead of a list of dictionaries, for each classifier that has this option."""
-    kinds = {id(one): sklearn_operator_name_map.get(type(one)) for one in _walk(model) if not hasattr(one, "steps")}
+    kinds = {id(one): sklearn_operator_name_map.get(type(one)) for one in walk(model) if not hasattr(one, "steps")}
     allowed = {key: (get_converter(kind).get_allowed_options() if kind else None) or {} for key, kind in kinds.items()}
     return {key: {"zipmap": False} for key, names in allowed.items() if "zipmap" in names}
 
 
 def _check_supported(model: Any) -> None:
     """Raise UnsupportedOperators for the estimators in ``model`` that have no converter."""
-    unknown = {type(one).__name__: one for one in _walk(model) if type(one) not in sklearn_operator_name_map}
+    unknown = {type(one).__name__: one for one in walk(model) if type(one) not in sklearn_operator_name_map}
     missing = [name for name, one in unknown.items() if type(one).__module__.partition(".")[0] not in _BOOSTERS]
     if missing:
         where = "" if type(model).__name__ in missing else f"a step of {type(model).__name__}"

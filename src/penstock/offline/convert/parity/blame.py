@@ -8,10 +8,12 @@ source's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import PenstockError
 from penstock.offline.convert.base import FrameworkModel, TensorLink
@@ -20,6 +22,34 @@ from penstock.offline.convert.parity.compare import OutputDifference, compare, s
 from penstock.offline.convert.parity.nodes import NodeError, Nodes
 from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.tensor import Array
+
+_LINEAR = frozenset(
+    {
+        "Cast",
+        "Concat",
+        "Conv",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Gemm",
+        "Identity",
+        "MatMul",
+        "Mul",
+        "Neg",
+        "Pad",
+        "ReduceMean",
+    }
+    | {"ReduceSum", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"}
+)
+"""Operators of which other magnitudes of the inputs show nothing new."""
+_WITH_EPSILON = frozenset(
+    {"Add", "BatchNormalization", "Clip", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Max"}
+    | {"RMSNormalization", "LpNormalization"}
+)
+_SIZES = (1.0, 1e-3, 1e-6)
+"""Root mean squares of the inputs of a part. The last ones are those of usual epsilons."""
+_LARGEST = 1e15
+"""Larger numbers are those of masks."""
 
 
 class Blame:
@@ -33,7 +63,7 @@ class Blame:
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> None:
-        self._nodes, self._inputs = nodes, inputs
+        self._nodes, self._source, self._inputs = nodes, source, inputs
         order = nodes.makers
         self._links = {link.tensor: link for link in links if link.tensor in order and link.tensor not in inputs}
         values = (
@@ -79,6 +109,30 @@ class Blame:
                 weak = weak or self._divergence(tensor, got, difference)
         self.proves = weak is None and decided == len(self._order)
         return None if only_sure else weak
+
+    def probe(self) -> Divergence | None:
+        """The first part that differs if its inputs have other magnitudes than in the call: the formulas of an activation differ for
+        ordinary values, and epsilons matter for tiny ones, but the values of a network with random weights are neither."""
+        for tensor in self._order:
+            link = self._links.get(tensor, TensorLink(tensor, ""))
+            given = {name: array for name, array in {**self._inputs, **self._values}.items() if name != tensor}
+            indices = self._nodes.needed([tensor], given)
+            kinds = {self._nodes.proto.graph.node[index].op_type for index in indices}
+            reads = {name for index in indices for name in self._nodes.reads[index] if name in given}
+            for size in _SIZES if kinds & _WITH_EPSILON else _SIZES[:1] if kinds - _LINEAR else ():
+                changed = {name: _resized(given[name], size) for name in reads}
+                with contextlib.suppress(PenstockError):  # the source rejects the values
+                    named = {self._links[name].source if name in self._links else name: changed[name] for name in reads}
+                    want = self._source.values(named, [link.source]).get(link.source)
+                    if want is None:
+                        break  # the source does not compute this part from the same values
+                    with np.errstate(all="ignore"):
+                        got = self._nodes.run(changed, [tensor])[tensor]
+                    rounding = RoundingModel(self._nodes, changed, [tensor])
+                    difference = compare(tensor, want, got, rounding, is_inner=True)
+                    if difference.reason:
+                        return replace(self._divergence(tensor, got, difference), expected=statistics(want))
+        return None
 
     def _drop(self, tensor: str) -> None:
         del self._values[tensor]
@@ -145,6 +199,16 @@ class Blame:
             expected=statistics(self._values[tensor]),
             found=statistics(got),
         )
+
+
+def _resized(array: Array, size: float) -> Array:
+    """``array`` multiplied by a power of two, which is exact, so that the root mean square of its numbers is about ``size``."""
+    if array.dtype != np.float32 or not array.size:
+        return array
+    present = float(np.sqrt(np.mean(array.astype(np.float64) ** 2)))
+    if not 0 < present < _LARGEST:
+        return array
+    return np.asarray(np.ldexp(array, round(np.log2(size / present))), np.float32)
 
 
 def of_failure(nodes: Nodes, links: Sequence[TensorLink], inputs: Mapping[str, Array], reason: str) -> Divergence:

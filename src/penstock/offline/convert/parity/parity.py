@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from penstock.offline.convert.parity.patience import Patience
 from penstock.offline.convert.parity.tolerance import RoundingModel
 from penstock.offline.convert.parity.tree_nodes import tree_nodes
 from penstock.offline.convert.parity.trees import TreeProof, compare_trees
+from penstock.offline.convert.parity.weights import altered_weight
 from penstock.offline.convert.tree_arrays import HasTrees
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.model import read_proto
@@ -49,6 +51,10 @@ _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 """In FP16, the optimisations of ONNX Runtime 1.31 for these operators end its process."""
 
 _MISSING = OutputDifference(np.inf, 0.0, "is missing")
+_DRAWS = (
+    "the source draws from Python's `random` or `numpy.random`, and the ONNX model has the numbers of one call as constants; "
+    "draw with the framework's own functions"
+)
 _REPEATS = 16
 """Number of calls that show whether an output of the source is random. Outputs of few bits can be equal by chance."""
 
@@ -83,6 +89,8 @@ class _Failure(NamedTuple):
     got: Array | None = None
     difference: OutputDifference = OutputDifference(np.inf)
     is_optimised: bool = False
+    divergence: Divergence | None = None
+    """The node that is wrong, if it is known."""
 
 
 class Parity:
@@ -142,6 +150,8 @@ class Parity:
                 f"the source accepts none of the inputs that were tried: {self._rejection}",
                 "give one call with --sample FILE.npz, or describe the inputs with --inputs",
             )
+        if not self._failures and not self._trees.divergence:
+            self._compare_weights(case, want)
         if self._parts and not self._failures and not self._trees.divergence:
             self._compare_parts(*self._parts)
         return self._certificate()
@@ -168,11 +178,18 @@ class Parity:
                 return
             found = blame.find(only_sure=True)
             self._are_parts_proved = self._is_coarse and blame.proves
+            if found is None and self._exported.has_parts and not self._is_coarse:
+                found = blame.probe()
             if found is not None:
                 reason = f"node '{found.node}' differs from '{found.source}' of the source, given its inputs, on {case.label}"
-                self._failures.append(
-                    _Failure(case, want, reason, found.source, difference=OutputDifference(found.error))
-                )
+                self._fail(case, want, reason, found)
+
+    def _compare_weights(self, case: Case, want: Outputs) -> None:
+        if (found := altered_weight(self._nodes, self._source, self._exported.weights)) is not None:
+            self._fail(case, want, f"{found.where} than '{found.source}' of the source", found)
+
+    def _fail(self, case: Case, want: Outputs, reason: str, found: Divergence) -> None:
+        self._failures.append(_Failure(case, want, reason, difference=OutputDifference(found.error), divergence=found))
 
     def _blamed(self, case: Case, want: Outputs) -> Blame:
         outputs = {name: array for name, array in want.items() if name not in self._random}
@@ -274,11 +291,19 @@ class Parity:
     def _find_random(self, case: Case, want: Outputs) -> None:
         """Find the outputs of the source that differ if the same call is repeated."""
         indices = self._nodes.random()
-        suspects = [name for name in want if name in self._nodes.dependent(indices)]
-        for _ in range(_REPEATS if suspects else 1):
-            again = self._source.forward(_copied(case.inputs))
-            self._random |= {name for name in want if _differs(want[name], again.get(name))}
-        self._find_unsteady(case, want, [name for name in suspects if name not in self._random])
+        suspects, before = self._nodes.dependent(indices), _generators()
+        again = self._source.forward(_copied(case.inputs))
+        if draws := _generators() != before:
+            self._notes[_DRAWS] = None
+        for left in reversed(range(_REPEATS if draws or not suspects.isdisjoint(want) else 1)):
+            for name in want:
+                if name not in self._random and _differs(want[name], again.get(name)):
+                    self._random.add(name)
+                    if name not in suspects and _is_other(want[name], again.get(name)):
+                        reason = f"output '{name}' is random in the source, but not in the ONNX model, on {case.label}"
+                        self._failures.append(_Failure(case, want, reason, name, again.get(name)))
+            again = self._source.forward(_copied(case.inputs)) if left else again
+        self._find_unsteady(case, want, [name for name in want if name in suspects and name not in self._random])
         for index in indices:
             self._notes[f"node '{self._nodes.label(index)}' gives random values"] = None
         for one in self._exported.random:
@@ -317,6 +342,9 @@ class Parity:
                 return
             for name in names:
                 difference = compare(name, want[name], got[name], rounding, **kind) if name in got else _MISSING
+                if not difference.reason and got[name].dtype != want[name].dtype and want[name].dtype.kind in "biuf":
+                    reason = f"is {got[name].dtype}, but {want[name].dtype} in the source"
+                    difference = replace(difference, reason=reason)
                 if difference.reason:
                     reason = f"output '{name}' {difference.reason}, on {case.label}"
                     self._failures.append(_Failure(case, want, reason, name, got.get(name), difference, not as_written))
@@ -332,7 +360,8 @@ class Parity:
 
     def _compare_inner(self, case: Case, want: Outputs, links: Sequence[TensorLink], rounding: RoundingModel) -> None:
         """Compare values that the outputs hide."""
-        inner = self._source.values(_copied(case.inputs), [link.source for link in links])
+        inner = self._source.values(_copied(case.inputs), [link.source for link in links]) if links else {}
+        links = [link for link in links if link.source in inner]
         got = self._nodes.run(case.inputs, [link.tensor for link in links]) if links else {}
         for link in links:
             difference = compare(link.tensor, inner[link.source], got[link.tensor], rounding)
@@ -400,6 +429,8 @@ class Parity:
     def _blame(self) -> tuple[OutputDifference, Divergence]:
         first = self._failures[0]
         self._notes[first.reason] = None
+        if first.divergence:
+            return first.difference, first.divergence
         if first.is_optimised:
             self._notes["the graph as written agrees with the source; ONNX Runtime's graph optimisations change it"] = (
                 None
@@ -431,6 +462,12 @@ class _Unknown(RoundingModel):
 
     def noisy(self, name: str, *, stepped: bool = False, count: int = 0) -> list[Array]:
         return []
+
+
+def _generators() -> tuple[object, ...]:
+    """The states of the generators of this process that exporters do not see."""
+    _, key, *rest = np.random.get_state()
+    return random.getstate(), np.asarray(key).tobytes(), *rest
 
 
 def _copied(inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -164,7 +164,7 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     random = links.random_operators(model)
     links.remove_folders(model)
     made.save(target)
-    return Exported("", found, random), links.program_values(made.exported_program)
+    return Exported("", found, random, has_parts=True), links.ProgramValues(made.exported_program)
 
 
 def _translated(job: ExportJob, program: Any, opset: int, translations: Mapping[Any, Any]) -> Any:

@@ -52,16 +52,41 @@ def program_links(model: Any, program: Any, outputs: Sequence[str]) -> tuple[Ten
     return tuple(TensorLink(name, node.name, where(node)) for name, node in found if node is not None)
 
 
-def program_values(program: Any) -> Values:
+class ProgramValues:
     """Evaluates the nodes of ``program``."""
-    module = program.graph_module
 
-    def values(tensors: Sequence[torch.Tensor], names: frozenset[str]) -> dict[str, torch.Tensor]:
-        watcher = _Watcher(module, names)
-        watcher.run(*_placeholders(program, tensors))
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self._nodes = {node.name: node for node in program.graph.nodes}
+
+    def __call__(self, tensors: Sequence[torch.Tensor], names: frozenset[str]) -> dict[str, torch.Tensor]:
+        watcher = _Watcher(self._program.graph_module, names)
+        watcher.run(*_placeholders(self._program, tensors))
         return watcher.found
 
-    return values
+    def part(
+        self, tensors: Sequence[torch.Tensor | None], given: Mapping[str, torch.Tensor], names: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """The values ``names``, computed from the values ``given`` and from the inputs, of which some may be missing.
+
+        Empty unless the program needs all of ``given``.
+        """
+        interpreter = fx.Interpreter(self._program.graph_module, garbage_collect_values=False)
+        places = self._program.graph.find_nodes(op="placeholder")
+        known = dict(zip(places, _placeholders(self._program, tensors), strict=True))
+        used: set[str] = set()
+
+        def value(node: fx.Node) -> Any:
+            if node.name in given:
+                used.add(node.name)
+                return given[node.name]
+            if node not in known:
+                arguments, options = fx.node.map_arg((node.args, node.kwargs), value)
+                known[node] = getattr(interpreter, node.op)(node.target, arguments, options)
+            return known[node]
+
+        found = {name: value(self._nodes[name]) for name in names}
+        return found if used == given.keys() else {}
 
 
 def module_links(model: Any, module: nn.Module) -> tuple[TensorLink, ...]:
@@ -145,7 +170,7 @@ class _Watcher(fx.Interpreter):  # type: ignore[misc]
         return value
 
 
-def _placeholders(program: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+def _placeholders(program: Any, tensors: Sequence[torch.Tensor | None]) -> Iterator[Any]:
     """The arguments of the program's graph: parameters, buffers, constants and ``tensors``."""
     left = iter(tensors)
     stored: Mapping[str, Any] = {**program.constants, **program.state_dict}

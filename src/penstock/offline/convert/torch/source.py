@@ -20,7 +20,7 @@ from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch.arguments import Arguments, Flat
 from penstock.offline.convert.torch.example import Declared, declared_inputs, sizes_to_try
 from penstock.offline.convert.torch.export import ExportJob, export
-from penstock.offline.convert.torch.links import Values
+from penstock.offline.convert.torch.links import ProgramValues, Values
 from penstock.offline.convert.torch.state import Buffers
 from penstock.tensor import Array, Signature, TensorSpec
 
@@ -47,12 +47,22 @@ class TorchSource:
         if self._values is None:
             return {}
         with self._job.guard():
-            found = _run(self._values, self._feeds(inputs), frozenset(names))
+            if not inputs:
+                weights = self._weights()
+                found = {name: weights[name] for name in names if name in weights}
+            elif set(inputs) == set(self._job.inputs):
+                found = _run(self._values, self._feeds(inputs), frozenset(names))
+            else:
+                given = {name: to_tensor(array) for name, array in inputs.items()}
+                tensors = [given.pop(name, None) for name in self._job.inputs]
+                found = (
+                    _run(self._values.part, tensors, given, names) if isinstance(self._values, ProgramValues) else {}
+                )
             return {name: to_array(tensor) for name, tensor in found.items() if tensor.dtype in BY_TORCH_TYPE}
 
     def export(self, target: Path, opset: int) -> Exported:
         exported, self._values = export(self._job, target, opset)
-        return exported
+        return msgspec.structs.replace(exported, weights=tuple(self._weights()))
 
     def close(self) -> None:
         self._release()
@@ -63,6 +73,12 @@ class TorchSource:
         """Calls of the sizes for which a branch of the module may differ. They are known after ``export``."""
         calls = (dict(zip(self._job.inputs, map(to_array, tensors), strict=True)) for tensors in self._job.beyond)
         return Probes(tuple(calls))
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """The weights by their names in the ONNX model."""
+        job = self._job
+        state = job.program.state_dict if job.module is None else job.module.state_dict()
+        return {name: tensor for name, tensor in state.items() if tensor.is_floating_point() and tensor.numel() > 1}
 
     def _feeds(self, inputs: Mapping[str, Array]) -> list[torch.Tensor]:
         for spec in self.signature.inputs:

@@ -1,0 +1,97 @@
+"""Finds weights of an ONNX model that are almost those of its source. Sums of many products hide a wrong one.
+
+A weight of the source may have another layout or type in the model, or be folded into another one. So a tensor of the model counts as
+altered only in two cases:
+
+1. It has the name and the shape of a weight, but not the values. A folded batch normalisation, which keeps the name, multiplies rows.
+2. It equals no weight, but at least half of the values of one, and the others differ by at most 1 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from penstock.offline.convert.base import FrameworkModel
+from penstock.offline.convert.certificate import Divergence
+from penstock.offline.convert.parity.compare import statistics
+from penstock.offline.convert.parity.nodes import Nodes
+from penstock.tensor import Array
+
+_LEAST_VALUES = 4
+"""Smallest number of different equal values that cannot be equal by chance."""
+_NEAR = 0.01
+_FOLDED = 1e-5
+"""Relative rounding error of a factor of a row."""
+_STATISTIC = "running_var"
+"""Part of the name of a weight of batch normalisations."""
+
+
+def altered_weight(nodes: Nodes, source: FrameworkModel, names: Sequence[str]) -> Divergence | None:
+    """The first tensor of the model that is an altered weight. ``names`` are those of the source's weights."""
+    left = {name: array for name, array in nodes.constants.items() if array.dtype.kind == "f" and array.size > 1}
+    prints = {name: _fingerprint(array) for name, array in left.items()} if names else {}
+    for weight in names if left else ():
+        for array in source.values({}, [weight]).values():
+            seen = _fingerprint(array)
+            left = {name: one for name, one in left.items() if prints[name] != seen}
+    sizes = {array.size for array in left.values()}
+    may_fold = any(_STATISTIC in name for name in names)
+    for weight in names if left else ():
+        for array in source.values({}, [weight]).values():
+            for name, ours in left.items() if array.size in sizes else ():
+                if ours.dtype == array.dtype and _is_altered(ours, array, is_named=name == weight, may_fold=may_fold):
+                    return _divergence(nodes, name, weight, ours, array)
+    return None
+
+
+def _fingerprint(array: Array) -> tuple[object, ...]:
+    """Equal for two arrays that have the same values in any order."""
+    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(np.uint64)
+    return array.dtype.name, array.size, int(bits.sum()), int((bits * bits).sum())
+
+
+def _is_altered(ours: Array, theirs: Array, *, is_named: bool, may_fold: bool) -> bool:
+    if is_named and ours.shape == theirs.shape:
+        return not np.array_equal(ours, theirs, equal_nan=True) and not (may_fold and _is_folded(ours, theirs))
+    return any(_is_near(ours, one) for one in _layouts(theirs, ours.shape))
+
+
+def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    if array.size == np.prod(shape):
+        yield array.reshape(shape)
+        if array.T.shape == shape:
+            yield array.T
+
+
+def _is_near(ours: Array, theirs: Array) -> bool:
+    differs = ours != theirs
+    same = ours[~differs & (ours != 0)]
+    if not 0 < np.count_nonzero(differs) <= same.size or np.unique(same).size < _LEAST_VALUES:
+        return False
+    change = np.abs(ours[differs].astype(np.float64) - theirs[differs])
+    return bool((change <= _NEAR * np.abs(theirs[differs])).all())
+
+
+def _is_folded(ours: Array, theirs: Array) -> bool:
+    """True if each row or each column is a multiple of the weight's."""
+    for axis in range(min(2, ours.ndim if ours.ndim > 1 else 0)):
+        one, other = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).astype(float) for each in (ours, theirs))
+        factors = (one * other).sum(1, keepdims=True) / np.maximum((other * other).sum(1, keepdims=True), 1e-300)
+        if np.allclose(one, factors * other, rtol=_FOLDED, atol=_FOLDED * np.abs(one).max()):
+            return True
+    return False
+
+
+def _divergence(nodes: Nodes, name: str, weight: str, ours: Array, theirs: Array) -> Divergence:
+    readers = [nodes.label(index) for index, reads in enumerate(nodes.reads) if name in reads]
+    error = np.abs(np.sort(ours, None).astype(np.float64) - np.sort(theirs, None)).max()
+    return Divergence(
+        node=", ".join(readers) or name,
+        source=weight,
+        error=float(error / (np.abs(theirs).max() or 1.0)),
+        where=f"the weight '{name}' has other values",
+        expected=statistics(theirs),
+        found=statistics(ours),
+    )

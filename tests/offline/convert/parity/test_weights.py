@@ -1,0 +1,79 @@
+"""Weights of the model that are almost those of the source are found, and those that an exporter has changed on purpose are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks.onnx_source import OnnxSource
+from penstock.offline.convert.parity.nodes import Nodes
+from penstock.offline.convert.parity.weights import altered_weight
+from penstock.tensor import Array
+from tests.compared import artifact, parsed
+
+_RNG = np.random.default_rng(0)
+WEIGHT = _RNG.standard_normal((8, 6)).astype(np.float32)
+SPARSE = np.where(_RNG.random((8, 6)) < 0.8, 0, WEIGHT).astype(np.float32)
+FACTORS = np.linspace(0.5, 2.0, 8, dtype=np.float32)[:, None]
+
+
+def found(theirs: Mapping[str, Array], ours: Mapping[str, Array]) -> str:
+    """The name of the source's weight that is altered in a model with the constants ``ours``."""
+    models = []
+    for constants in (theirs, ours):
+        models.append(parsed("g (float[N,6] x) => (float[N,6] y) { y = Abs(x) }"))
+        models[-1].graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())
+    divergence = altered_weight(Nodes(models[1]), OnnxSource(artifact(models[0]), models[0]), list(theirs))
+    return divergence.source if divergence else ""
+
+
+def one_changed(array: Array) -> Array:
+    changed = array.copy()
+    changed[3, 3] *= np.float32(1.0001)
+    return changed
+
+
+@pytest.mark.parametrize("layout", [np.copy, np.transpose, lambda array: array.reshape(4, 12)])
+@pytest.mark.parametrize("name", ["layer.weight", "val_1"])
+def test_one_changed_value_is_found_in_any_layout(layout: Callable[[Array], Array], name: str) -> None:
+    weights = {"layer.weight": WEIGHT, "other.weight": WEIGHT + 1}
+    assert found(weights, {name: np.ascontiguousarray(layout(one_changed(WEIGHT)))}) == "layer.weight"
+    assert not found(weights, {name: np.ascontiguousarray(layout(WEIGHT))})
+
+
+@pytest.mark.parametrize("change", [lambda one: one * np.float32(1.02), lambda one: one[::-1] * FACTORS, np.zeros_like])
+def test_a_tensor_with_the_name_of_a_weight_is_this_weight(change: Callable[[Array], Array]) -> None:
+    assert found({"layer.weight": WEIGHT}, {"layer.weight": change(WEIGHT)}) == "layer.weight"
+    assert not found({"layer.weight": WEIGHT}, {"folded": change(WEIGHT)})
+
+
+@pytest.mark.parametrize("weight", [WEIGHT, SPARSE])
+def test_a_folded_batch_normalisation_is_no_change(weight: Array) -> None:
+    weights = {"conv.weight": weight, "norm.running_var": np.ones(8, np.float32)}
+    for name in ("conv.weight", "val_1"):
+        for factors in (FACTORS, np.float32(0.999995)):
+            assert not found(weights, {name: weight * factors})
+            assert not found(weights, {name: weight.T * np.transpose(factors)})
+    assert found(weights, {"conv.weight": one_changed(WEIGHT * FACTORS)}) == "conv.weight"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        np.where(np.abs(WEIGHT) < 0.3, 0, WEIGHT),
+        np.clip(WEIGHT, -1, 1),
+        np.concatenate([WEIGHT[4:], WEIGHT[:4]]),
+        WEIGHT.astype(np.float16),
+        np.ones_like(WEIGHT) + np.eye(8, 6, dtype=np.float32) / 1000,
+    ],
+    ids=["pruned", "clipped", "reordered", "half", "unrelated"],
+)
+def test_a_tensor_that_is_made_from_a_weight_is_no_change(made: Array) -> None:
+    assert not found({"layer.weight": WEIGHT, "ones": np.ones_like(WEIGHT)}, {"val_1": made})
+
+
+def test_a_source_without_weights() -> None:
+    assert not found({}, {"val_1": WEIGHT})
