@@ -47,7 +47,7 @@ def detections(draw: st.DrawFn, least_side: int = 0) -> tuple[Array, Array, Arra
 
 
 @settings(deadline=None, max_examples=200)
-@given(detections(), st.sampled_from([0.0, 0.3, 0.45, 0.5, 1.0]))
+@given(st.one_of(detections(), detections(least_side=-4)), st.sampled_from([0.0, 0.3, 0.45, 0.5, 1.0]))
 def test_equals_the_loop_of_torchvision(found: tuple[Array, Array, Array], iou: float) -> None:
     boxes, scores, classes = found
     result = Nms(iou=iou).run({"boxes": boxes, "scores": scores})
@@ -97,6 +97,19 @@ def test_equals_opencv_and_onnx(found: tuple[Array, Array, Array], iou: float) -
     rectangles = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
     by_opencv = list(cv2.dnn.NMSBoxes(rectangles.tolist(), scores.tolist(), 0.0, iou)) if len(boxes) else []
     assert kept == scores[by_opencv].tolist() if len(boxes) else kept == []
+
+
+def test_more_classes_than_one_matrix_of_scores_holds() -> None:
+    boxes, classes = np.tile(np.array([[0, 0, 10, 10]], np.float32), (1200, 1)), np.arange(1200) % 1000
+    scores = np.linspace(1, 0, 1200, dtype=np.float32)
+    found = Nms(max_boxes=2000).run({"boxes": boxes, "scores": scores, "classes": classes})
+    assert found["classes"].tolist() == list(range(1000))
+    np.testing.assert_array_equal(found["scores"], scores[:1000])
+
+
+def test_areas_beyond_fp32_have_no_intersection_over_union() -> None:
+    boxes = np.array([[0, 0, 3e38, 3e38]] * 2, np.float32)
+    assert len(Nms().run({"boxes": boxes, "scores": np.ones(2, np.float32)})["scores"]) == 2
 
 
 def test_options() -> None:

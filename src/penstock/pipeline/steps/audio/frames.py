@@ -33,14 +33,19 @@ class Frames(Step, frozen=True, kw_only=True):
         return {"value": replace(given, media=Media.AUDIO, shape=(self.length,), many=True)}
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """The frames, which share memory. Raises InvalidInput if there is none."""
+        """The frames. All but a padded one share the memory of the sound. Raises InvalidInput if there is none."""
         samples: Array = inputs["value"]
-        if not len(samples) or (self.tail == "drop" and len(samples) < self.length):
-            raise InvalidInput(
-                f"the sound has {len(samples)} samples, a frame has {self.length}", "send a longer sound"
-            )
-        if self.tail == "pad":
-            last = max(0, -(-(len(samples) - self.length) // self.hop)) * self.hop
-            if last < len(samples):  # a hop may be longer than a frame, and end beyond the sound
-                samples = np.pad(samples, (0, max(0, last + self.length - len(samples))))
-        return {"value": list(np.lib.stride_tricks.sliding_window_view(samples, self.length)[:: self.hop])}
+        count = len(samples)
+        if not count or (self.tail == "drop" and count < self.length):
+            raise InvalidInput(f"the sound has {count} samples, a frame has {self.length}", "send a longer sound")
+        whole = max(0, (count - self.length) // self.hop + 1)
+        (stride,) = samples.strides
+        shape, strides = (whole, self.length), (self.hop * stride, stride)
+        frames = list(np.lib.stride_tricks.as_strided(samples, shape, strides, writeable=False))
+        start, end = whole * self.hop, (whole - 1) * self.hop + self.length
+        if (
+            self.tail == "pad" and start < count and (not whole or end < count)
+        ):  # not if a long hop ends beyond the sound
+            rest = samples[start:]
+            frames.append(np.concatenate([rest, np.zeros(self.length - len(rest), samples.dtype)]))
+        return {"value": frames}

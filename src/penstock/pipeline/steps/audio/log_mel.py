@@ -15,8 +15,8 @@ from penstock.pipeline.steps.base import Step
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
-_BLOCK = 64
-"""Frames per block, so that a block stays in the CPU's cache."""
+_BLOCK_SAMPLES = 1 << 16
+"""Samples of the frames that are transformed at once, so that they stay in the CPU's cache."""
 _HZ_PER_MEL, _LOG_START_HZ, _LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27.0
 """Slaney's mel scale: linear below 1000 Hz, logarithmic above."""
 _LOG_START = _LOG_START_HZ / _HZ_PER_MEL
@@ -135,7 +135,7 @@ class WhisperLogMel(Step, frozen=True, kw_only=True):
             _centred(samples, _WHISPER_FFT // 2, "reflect"), _WHISPER_FFT, _WHISPER_HOP, _WHISPER_FFT, 2.0
         )
         filters = _bands(_WHISPER_RATE, _WHISPER_FFT, self.n_mels, 0.0, _WHISPER_RATE / 2, False, True)
-        values = np.log10(np.maximum(_filtered(spectrogram[:-1], filters), np.float32(1e-10)))
+        values = np.log10(np.maximum(_filtered(spectrogram[:, :-1], filters), np.float32(1e-10)))
         return {"value": (np.maximum(values, values.max() - np.float32(8)) + np.float32(4)) / np.float32(4)}
 
 
@@ -148,19 +148,25 @@ def _centred(samples: Array, padding: int, mode: Literal["constant", "reflect"])
 
 
 def _spectrogram(samples: Array, n_fft: int, hop: int, window: int, power: float) -> Array:
-    """The magnitudes of the short-time Fourier transform, to the exponent ``power``: FP32 of shape [frames, n_fft // 2 + 1].
+    """The magnitudes of the short-time Fourier transform, to the exponent ``power``: FP32 of shape [n_fft // 2 + 1, frames].
 
     As in librosa, the transform is computed in double precision, so that quiet bands keep their digits.
     """
     if len(samples) < n_fft:
         raise InvalidInput(f"the sound has {len(samples)} samples, at least {n_fft} are needed", "send a longer sound")
     frames = np.lib.stride_tricks.sliding_window_view(samples, n_fft)[::hop]
-    shape = _window(n_fft, window)
-    found = np.empty((len(frames), n_fft // 2 + 1), np.float32)
-    for start in range(0, len(frames), _BLOCK):
-        block = np.fft.rfft(frames[start : start + _BLOCK] * shape)
-        squares = block.real * block.real + block.imag * block.imag
-        found[start : start + _BLOCK] = squares if power == 2 else squares ** (power / 2)
+    shape, bins = _window(n_fft, window), n_fft // 2 + 1
+    found = np.empty((bins, len(frames)), np.float32)
+    size = max(1, min(_BLOCK_SAMPLES // n_fft, len(frames)))
+    real, transformed = np.empty((size, n_fft)), np.empty((size, bins), np.complex128)
+    for start in range(0, len(frames), size):
+        block = frames[start : start + size]
+        count = len(block)
+        np.fft.rfft(np.multiply(block, shape, out=real[:count]), out=transformed[:count])
+        parts = transformed[:count].view(np.float64)
+        parts *= parts
+        squares = parts[:, ::2].T + parts[:, 1::2].T
+        found[:, start : start + count] = squares if power == 2 else squares ** (power / 2)
     return found
 
 
@@ -177,9 +183,9 @@ def _filtered(spectrogram: Array, bands: tuple[tuple[int, Array], ...]) -> Array
 
     A matrix product would give other bits with other numbers of BLAS threads, so a server and a script could differ.
     """
-    found = np.empty((len(bands), len(spectrogram)), np.float32)
+    found = np.empty((len(bands), spectrogram.shape[1]), np.float32)
     for (start, weights), energy in zip(bands, found, strict=True):
-        np.einsum("fb,b->f", spectrogram[:, start : start + weights.size], weights, out=energy)
+        np.einsum("b,bf->f", weights, spectrogram[start : start + weights.size], out=energy)
     return found
 
 

@@ -18,6 +18,7 @@ from penstock.tensor import Array
 
 _MAX_SIDE = 32_766
 """Longest side that OpenCV warps."""
+_NEXT_CORNER = np.array([1, 2, 3, 0])
 
 
 def _crops_type(given: ValueType) -> ValueType:
@@ -73,18 +74,21 @@ class WarpBoxes(Step, frozen=True, kw_only=True):
         image, boxes = pixels_of(inputs["image"], "image"), boxes_of(inputs["boxes"], quads=True)
         if boxes.ndim != 3:
             raise InvalidInput(f"'boxes' has the shape {list(boxes.shape)}, not [n, 4, 2]", "use crop_boxes for [n, 4]")
-        return {"crops": [self._straightened(image, quad) for quad in boxes]}
+        edges = boxes.take(_NEXT_CORNER, axis=1) - boxes
+        lengths = np.sqrt((edges * edges).sum(axis=2))
+        sizes = np.maximum(lengths[:, :2], lengths[:, 2:]).tolist()
+        pixels = np.ascontiguousarray(image)
+        return {"crops": [self._straightened(pixels, quad, *size) for quad, size in zip(boxes, sizes, strict=True)]}
 
-    def _straightened(self, image: Array, quad: Array) -> Array:
-        sides = np.linalg.norm(quad[[1, 2, 3, 0]] - quad, axis=1).tolist()
-        width, height = max(1, int(max(sides[0], sides[2]))), max(1, int(max(sides[1], sides[3])))
-        if max(width, height, *image.shape[:2]) > _MAX_SIDE:
+    def _straightened(self, image: Array, quad: Array, wide: float, high: float) -> Array:
+        if max(wide, high, *image.shape[:2]) >= _MAX_SIDE + 1:
             raise InvalidInput(
-                f"a box of {width} × {height} pixels is too large to straighten: the limit is {_MAX_SIDE}"
+                f"a box of {wide:.0f} × {high:.0f} pixels is too large to straighten: the limit is {_MAX_SIDE}"
             )
-        corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
+        width, height = int(wide) or 1, int(high) or 1
+        corners = np.array(((0, 0), (width, 0), (width, height), (0, height)), np.float32)
         matrix = cv2.getPerspectiveTransform(quad, corners)
         found: Array = cv2.warpPerspective(
-            np.ascontiguousarray(image), matrix, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
+            image, matrix, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
         ).reshape(height, width, -1)
         return np.ascontiguousarray(np.rot90(found)) if self.turn_tall and height >= 1.5 * width else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -12,10 +12,14 @@ from penstock.errors import InvalidInput
 from penstock.pipeline.steps.base import Step, wrong_type
 from penstock.pipeline.steps.boxes.arrays import DETECTIONS, boxes_of, check_array
 from penstock.pipeline.steps.boxes.heads import Probability
+from penstock.pipeline.steps.boxes.onnxruntime import non_max
 from penstock.pipeline.steps.scores.labels import comparable
 from penstock.pipeline.steps.scores.ranking import descending
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array, DataType
+
+_MAX_SCORES = 1 << 20
+"""Elements of a matrix of scores: more classes are taken in several parts."""
 
 
 class Nms(Step, frozen=True, kw_only=True):
@@ -56,65 +60,16 @@ class Nms(Step, frozen=True, kw_only=True):
         return {"boxes": boxes[kept], "scores": scores[kept], "classes": classes[kept]}
 
     def _kept(self, boxes: Array, scores: Array, classes: Array) -> Array:
-        left = descending(scores)
-        is_one = self.across_classes or not np.ptp(classes) if classes.size else True
-        rows, kept = _Rows.of(boxes[left], None if is_one else classes[left]), list[int]()
-        while left.size and len(kept) < self.max_boxes:
-            best = _greedy(rows.take(slice(_BLOCK)), self.iou)
-            kept += left[best].tolist()
-            rest = rows.take(slice(_BLOCK, None))
-            stays = ~rows.take(best).suppressed(rest, self.iou).any(axis=0)
-            left, rows = left[_BLOCK:][stays], rest.take(stays)
-        return np.array(kept[: self.max_boxes], np.int64)
-
-
-_BLOCK = 32
-"""Boxes that are compared at once: fewer calls, for few comparisons that one box at a time would not need."""
-
-
-class _Rows(msgspec.Struct, frozen=True, eq=False):
-    """Boxes by coordinate, in order of their scores."""
-
-    edges: tuple[Array, Array, Array, Array]
-    areas: Array
-    classes: Array | None
-    """None if all boxes are of one class."""
-
-    @classmethod
-    def of(cls, boxes: Array, classes: Array | None) -> Self:
-        left, top, right, bottom = np.ascontiguousarray(boxes.T)
-        return cls((left, top, right, bottom), (right - left) * (bottom - top), classes)
-
-    def take(self, which: Any) -> _Rows:
-        left, top, right, bottom = self.edges
-        classes = None if self.classes is None else self.classes[which]
-        return _Rows((left[which], top[which], right[which], bottom[which]), self.areas[which], classes)
-
-    def suppressed(self, others: _Rows, iou: float) -> Array:
-        """A matrix: which box (row) overlaps which of ``others`` (column) too much."""
-        left, top, right, bottom = (edge[:, None] for edge in self.edges)
-        shared = np.minimum(right, others.edges[2])
-        shared -= np.maximum(left, others.edges[0])
-        np.maximum(shared, 0, out=shared)
-        height = np.minimum(bottom, others.edges[3])
-        height -= np.maximum(top, others.edges[1])
-        shared *= np.maximum(height, 0, out=height)
-        union = np.add(self.areas[:, None], others.areas, out=height)
-        union -= shared
-        with np.errstate(divide="ignore", invalid="ignore"):  # two boxes without area share none
-            shared /= union
-        found: Array = shared > iou
-        if self.classes is not None and others.classes is not None:
-            found &= self.classes[:, None] == others.classes
-        return found
-
-
-def _greedy(rows: _Rows, iou: float) -> list[int]:
-    """The positions of the boxes that are kept, among few boxes."""
-    packed = np.packbits(rows.suppressed(rows, iou), axis=1, bitorder="little")
-    dropped, kept = 0, list[int]()
-    for position, bits in enumerate(packed):
-        if not dropped >> position & 1:
-            kept.append(position)
-            dropped |= int.from_bytes(bits.tobytes(), "little")
-    return kept
+        order, ranks = descending(scores), np.arange(len(scores), 0, -1, dtype=np.float32)
+        boxes, classes = boxes[order], classes[order]
+        # A box with a negative side overlaps none. ONNX would swap its corners.
+        np.maximum(boxes[:, 2:], boxes[:, :2], out=boxes[:, 2:])
+        if self.across_classes or (classes == classes[:1]).all():
+            return order[non_max(boxes, ranks[None], self.iou, self.max_boxes)]
+        names, members = np.unique(classes, return_inverse=True)
+        step, kept = max(1, _MAX_SCORES // len(ranks)), list[Array]()
+        for start in range(0, len(names), step):
+            of_class = members == np.arange(start, min(start + step, len(names)))[:, None]
+            kept.append(non_max(boxes, of_class * ranks, self.iou, self.max_boxes))
+        best: Array = np.sort(np.concatenate(kept))[: self.max_boxes]
+        return order[best]

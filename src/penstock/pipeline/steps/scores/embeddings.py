@@ -80,6 +80,11 @@ class L2Normalise(Step, frozen=True, kw_only=True):
         """The vectors of length 1, in the input's datatype. Lengths are computed in FP32 or FP64."""
         vectors: Array = inputs["value"]
         wide: Array = vectors.astype(np.float64 if vectors.dtype == np.float64 else np.float32, copy=False)
-        last = np.moveaxis(wide, self.axis, -1)
-        length = np.expand_dims(np.sqrt(np.vecdot(last, last)), self.axis)
-        return {"value": (wide / np.maximum(length, self.epsilon)).astype(vectors.dtype, copy=False)}
+        last = wide if self.axis in (-1, wide.ndim - 1) else np.moveaxis(wide, self.axis, -1)
+        length = np.sqrt(np.vecdot(last, last)[..., None])
+        np.maximum(length, self.epsilon, out=length)
+        found = np.empty_like(last)
+        found[...] = length  # numpy divides by whole rows twice as fast as by one number per row
+        np.divide(last, found, out=found)
+        found = found if last is wide else np.moveaxis(found, -1, self.axis)
+        return {"value": found.astype(vectors.dtype, copy=False)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -50,7 +51,7 @@ def class_count(step: str, given: ValueType) -> int:
 
 def scores_of(value: Value, labels: Labels = ()) -> Array:
     """The scores ``value`` of classes, in one dimension. Raises InvalidInput for several dimensions, NaN and missing labels."""
-    if sum(dim != 1 for dim in value.shape) > 1:
+    if value.ndim != 1 and sum(dim != 1 for dim in value.shape) > 1:
         raise InvalidInput(f"'value' has the shape {list(value.shape)}, not [classes]")
     scores = comparable(value).reshape(-1)
     if labels and len(labels) != scores.size:
@@ -63,7 +64,7 @@ def comparable(value: Value, name: str = "value") -> Array:
     array: Array = value
     if array.dtype in (np.float16, ml_dtypes.bfloat16):
         array = array.astype(np.float32)
-    if array.dtype.kind == "f" and np.isnan(array).any():
+    if array.dtype.kind == "f" and array.size and math.isnan(array.item(array.argmax())):  # NaN counts as a maximum
         raise InvalidInput(f"'{name}' contains NaN", "check the model's inputs: they may be NaN or infinite")
     return array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
@@ -61,11 +62,7 @@ class TopK(_Ranking, frozen=True, kw_only=True):
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Labels, scores and numbers of the best classes."""
         scores = scores_of(inputs["value"], self.labels)
-        candidates = np.arange(scores.size)
-        if self.k < scores.size:
-            kth = np.partition(scores, scores.size - self.k)[scores.size - self.k]
-            candidates = np.flatnonzero(scores >= kth)
-        return self._chosen(scores, candidates[descending(scores[candidates])][: self.k])
+        return self._chosen(scores, _best(scores, self.k))
 
 
 class Threshold(_Ranking, frozen=True, kw_only=True):
@@ -89,8 +86,34 @@ class Threshold(_Ranking, frozen=True, kw_only=True):
         return self._chosen(scores, candidates[descending(scores[candidates])])
 
 
+_SORTED = 256
+"""Number of scores up to which all are sorted."""
+_SCANNED = 10
+"""Number of best scores up to which each is searched for, instead of being separated from the others and sorted."""
+
+
+def _best(scores: Array, k: int) -> Array:
+    """The order of the ``k`` highest of ``scores``."""
+    if scores.size <= max(k, _SORTED):
+        return descending(scores)[:k]
+    if k > _SCANNED:
+        candidates = np.flatnonzero(scores >= np.partition(scores, scores.size - k)[scores.size - k])
+        return candidates[descending(scores[candidates])][:k]
+    lowest = -math.inf if scores.dtype.kind == "f" else scores.min().item()
+    left, found = scores.copy(), list[int]()
+    while len(found) < k:
+        best = int(left.argmax())
+        if left.item(best) == lowest:  # all others have this score
+            return np.concatenate([np.array(found, np.int64), np.flatnonzero(scores == lowest)[: k - len(found)]])
+        found.append(best)
+        left[best] = lowest
+    return np.array(found, np.int64)
+
+
 def descending(scores: Array) -> Array:
     """The order of ``scores`` from the highest to the lowest. Equal scores keep their order."""
+    if scores.dtype.kind == "f":
+        return np.argsort(-scores, kind="stable")
     order: Array = np.argsort(scores[::-1], kind="stable")[::-1]
     return scores.size - 1 - order
 

@@ -1,0 +1,51 @@
+"""ONNX's operator NonMaxSuppression, by ONNX Runtime: the one compiled implementation in FP32 that every installation has."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnxruntime as ort
+
+from penstock.protocol.varint import write_varint
+from penstock.tensor import Array, DataType
+
+_ABOVE = np.zeros(1, np.float32)
+_INPUTS = dict.fromkeys(("boxes", "scores", "most", "iou", "above"), DataType.FP32) | {"most": DataType.INT64}
+
+
+def non_max(boxes: Array, scores: Array, iou: float, most: int) -> Array:
+    """The positions of the boxes that no better box of their class overlaps by more than ``iou``, at most ``most`` of a class.
+
+    ``scores`` are FP32 of shape [classes, boxes], above 0 where the box is of the class.
+    """
+    values = [boxes[None], scores[None], np.array([most]), np.array([iou], np.float32), _ABOVE]
+    found: Array = _session().run(None, dict(zip(_INPUTS, values, strict=True)))[0]
+    return found[:, 2]
+
+
+@cache
+def _session() -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    return ort.InferenceSession(_model(), options, providers=["CPUExecutionProvider"])
+
+
+def _model() -> bytes:
+    """A ModelProto with one node, written as protobuf, because the package ``onnx`` is not part of an installation for inference."""
+    names = [name.encode() for name in _INPUTS]
+    node = b"".join(_field(1, name) for name in names) + _field(2, b"kept") + _field(4, b"NonMaxSuppression")
+    values = [_field(11, _value(name, datatype)) for name, datatype in zip(names, _INPUTS.values(), strict=True)]
+    graph = _field(1, node) + _field(2, b"nms") + b"".join(values) + _field(12, _value(b"kept", DataType.INT64))
+    return _field(1, 8) + _field(7, graph) + _field(8, _field(2, 11))
+
+
+def _value(name: bytes, datatype: DataType) -> bytes:
+    return _field(1, name) + _field(2, _field(1, _field(1, datatype.onnx)))
+
+
+def _field(number: int, content: bytes | int) -> bytes:
+    if isinstance(content, int):
+        return write_varint(number << 3) + write_varint(content)
+    return write_varint(number << 3 | 2) + write_varint(len(content)) + content
