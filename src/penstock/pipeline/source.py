@@ -24,8 +24,7 @@ Path = tuple[str | int, ...]
 """Keys and indices from the top of the data to a value."""
 
 _NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9]\d*)|(?P<float>(?:\.\d+|\d+\.\d*|\d+(?=[eE]))(?:[eE][-+]?\d+)?))")
-_MAX_PARTS = 100
-_DOTTED = re.compile(r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % _MAX_PARTS)
+_DOTTED = re.compile(r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""")
 """A dotted key of so many parts that Python's parser, whose time grows with the square of the parts, would not end."""
 _TOML_TOKEN = re.compile(
     r'''"""(?:[^\\]|\\.)*?"{3,5}|"(?:[^"\\]|\\.)*+"|\'{3}.*?\'{3,5}|\'[^\']*+\'|\#[^\n]*+|[][{}\n]|[^]["'\#{}\n]++''',
@@ -89,7 +88,7 @@ def read_source(text: bytes, name: str) -> SourceText:
 def _read_toml(text: str, name: str) -> SourceText:
     if dotted := _DOTTED.search(text):
         line = text.count("\n", 0, dotted.start()) + 1
-        raise located(name, line, f"a dotted key has more than {_MAX_PARTS} parts")
+        raise located(name, line, "a dotted key has more than 100 parts")
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # Python's own ValueError for whole numbers of thousands of digits
@@ -126,14 +125,14 @@ def _toml_statements(text: str) -> Iterator[tuple[int, str]]:
     """The statements of valid TOML, each with its first line."""
     line, level, begin, first = 1, 0, -1, 0
     for match in _TOML_TOKEN.finditer(text + "\n"):
-        token = match[0]
-        if token == "\n" and not level and begin >= 0:
+        part = match[0]
+        if part == "\n" and not level and begin >= 0:
             yield first, text[begin : match.start()]
             begin = -1
-        elif begin < 0 and token[0] != "#" and not token.isspace():
+        elif begin < 0 and part[0] != "#" and not part.isspace():
             begin, first = match.start(), line
-        level += (token in ("[", "{")) - (token in ("]", "}"))
-        line += token.count("\n")
+        level += (part in ("[", "{")) - (part in ("]", "}"))
+        line += part.count("\n")
 
 
 def _table(header: Any, last: dict[Path, int]) -> Path:

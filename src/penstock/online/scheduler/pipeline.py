@@ -57,6 +57,8 @@ class PipelineScheduler(GraphScheduler):
         loop: asyncio.AbstractEventLoop,
         statistics: ModelStatistics,
         tracer: Tracer | None = None,
+        *,
+        max_bytes: int | None = None,
     ) -> None:
         cores = usable_cores()
         most = 2 * (cores + sum(part.scheduler.config.max_batch for part in parts.values()))
@@ -67,7 +69,7 @@ class PipelineScheduler(GraphScheduler):
         self._requests: dict[int, InferRequest] = {}
         """The requests in progress, by number. Their steps' requests have the same client, deadline and priority."""
         models = {name: _Caller(self, part) for name, part in parts.items()}
-        self._line = Line(bind(function, models), cores)
+        self._line = Line(bind(function, models), cores, max_bytes=max_bytes)
         self._is_started = False
 
     @property

@@ -25,23 +25,22 @@ from penstock.pipeline.executor import PipelineRun, Told, Work
 from penstock.pipeline.graph import PipelineStep
 from penstock.pipeline.streaming.apart import Movable, Processes
 from penstock.pipeline.streaming.binding import Bound, BoundFunction
-from penstock.pipeline.streaming.memory import Memory
+from penstock.pipeline.streaming.memory import Memory, default_limit
 from penstock.pipeline.streaming.models import from_rows
 from penstock.pipeline.streaming.stage import Inputs, StageCall, StageSpec
 from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.streaming.workers import Workers
 from penstock.pipeline.value import Value
-
-_MAX_BYTES = 1 << 30
+from penstock.resources import usable_memory
 
 
 class Line:
     """Items in progress, and the workers that run their steps; also a context manager. Any thread may call its methods."""
 
     def __init__(
-        self, bound: Bound, threads: int = 0, timeline: Timeline | None = None, max_bytes: int = _MAX_BYTES
+        self, bound: Bound, threads: int = 0, timeline: Timeline | None = None, max_bytes: int | None = None
     ) -> None:
-        """While results of steps take more than ``max_bytes`` of memory, no further item is started."""
+        """While results of steps take more than ``max_bytes`` of memory, no further item is started. See ``default_limit``."""
         self._bound = bound
         self._timeline = timeline
         self._told = threading.Condition(threading.RLock())
@@ -49,7 +48,7 @@ class Line:
         self._has_threads = threads > 0
         self._processes = Processes(threads)
         self._runs: dict[int, PipelineRun] = {}
-        self._memory = Memory(max_bytes)
+        self._memory = Memory(default_limit(usable_memory()) if max_bytes is None else max_bytes)
         self.workers = Workers(
             self._moved(bound.stages) if threads > 1 else bound.stages,
             self._locked,

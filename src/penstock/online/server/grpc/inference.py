@@ -33,7 +33,7 @@ class Inference:
         self.dataplane = dataplane
         self._decoder = GrpcRequestDecoder(dataplane.shared_memory)
         self.decode = self._decoder.inline
-        self._write = GrpcAnswerEncoder()
+        self._write = GrpcAnswerEncoder(dataplane.response_limit)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
