@@ -75,7 +75,7 @@ def pipeline() -> Function:
 
 
 def items(batches: list[StageBatch | None]) -> list[int]:
-    return [call.item for batch in batches if batch is not None for call in batch.calls]
+    return [call.item.number for batch in batches if batch is not None for call in batch.calls]
 
 
 def finish(line: Line, batches: list[StageBatch | None]) -> None:

@@ -11,7 +11,6 @@ A ``map`` step is a run of its inner pipeline for each element. The elements' mo
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from penstock.pipeline.executor import PipelineRun, Told, Work
 from penstock.pipeline.graph import PipelineStep
 from penstock.pipeline.streaming.apart import Movable, Processes
 from penstock.pipeline.streaming.binding import Bound, BoundFunction
+from penstock.pipeline.streaming.fairness import Flow, Flows, Item
 from penstock.pipeline.streaming.memory import Memory, default_limit
 from penstock.pipeline.streaming.models import from_rows
 from penstock.pipeline.streaming.stage import Inputs, StageCall, StageSpec
@@ -47,13 +47,17 @@ class Line:
         """Guards all runs."""
         self._has_threads = threads > 0
         self._processes = Processes(threads)
-        self._runs: dict[int, PipelineRun] = {}
+        self._runs: dict[int, tuple[PipelineRun, Item]] = {}
+        self.flows = Flows()
+        """Items may belong to flows. The caller enters and leaves them."""
+        self._own = Flow(0.0)
         self._memory = Memory(default_limit(usable_memory()) if max_bytes is None else max_bytes)
         self.workers = Workers(
             self._moved(bound.stages) if threads > 1 else bound.stages,
             self._locked,
             self._memory,
-            self._oldest,
+            self.flows,
+            self._has_started,
             threads,
             timeline,
         )
@@ -77,13 +81,14 @@ class Line:
         return not self._runs and self.workers.is_empty
 
     def begin(
-        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str] = ()
+        self, item: Item | int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str] = ()
     ) -> None:
-        """Start item ``number``. ``done`` is called once, with the outputs or an error.
+        """Start ``item``, or the item with this number. ``done`` is called once, with the outputs or an error.
 
         ``outputs`` are the wanted outputs; by default all that are bound. Steps that they do not need do not run.
         """
-        self._locked(partial(self._begin, number, inputs, done, outputs))
+        one = Item(item, self._own) if isinstance(item, int) else item
+        self._locked(partial(self._begin, one, inputs, done, outputs))
 
     def cancel(self, number: int) -> None:
         """End item ``number`` with Cancelled, unless it has ended."""
@@ -104,14 +109,14 @@ class Line:
     def close(self) -> None:
         """Cancel all items, end the threads, and wait for the steps in progress. Idempotent."""
         with self._told:
-            for run in list(self._runs.values()):
+            for run, _ in list(self._runs.values()):
                 run.cancel()
         self.workers.stop()
         self._processes.close()
 
-    def _oldest(self) -> float:
-        """The oldest item in progress. Called by any thread, without the lock."""
-        return min(list(self._runs), default=math.inf)
+    def _has_started(self) -> bool:
+        """True if an item in progress has been started. Called by any thread, without the lock."""
+        return any(item.is_started for _, item in list(self._runs.values()))
 
     def _moved(self, stages: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
         """``stages``, in which movable steps run where they are faster."""
@@ -130,24 +135,25 @@ class Line:
         self.workers.look_again()
 
     def _begin(
-        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str]
+        self, item: Item, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str]
     ) -> None:
         def ended(told: Told) -> None:
-            self._runs.pop(number, None)
+            self._runs.pop(item.number, None)
             self._memory.forget(told)
             done(told)
 
         scope = self._bound.scope
         plan = scope.graph.plan(outputs) if outputs else scope.plan
-        run = self._runs[number] = PipelineRun(plan, partial(self._start, scope, number), ended)
+        run = PipelineRun(plan, partial(self._start, scope, item), ended)
+        self._runs[item.number] = run, item
         run.begin(inputs)
 
     def _cancel(self, number: int) -> None:
-        if run := self._runs.get(number):
-            run.cancel()
+        if found := self._runs.get(number):
+            found[0].cancel()
 
     def _start(
-        self, scope: BoundFunction, item: int, step: PipelineStep, inputs: Inputs, done: Callable[[Told], None]
+        self, scope: BoundFunction, item: Item, step: PipelineStep, inputs: Inputs, done: Callable[[Told], None]
     ) -> Work | None:
         part = scope.parts[step.name]
         if isinstance(part, str):
@@ -159,11 +165,11 @@ class Line:
 
         def answered(told: Told) -> None:
             if self._timeline is not None:
-                self._timeline.add(part.path, (item,), part.step.model, start_ns)
+                self._timeline.add(part.path, (item.number,), part.step.model, start_ns)
             self._memory.add(told)
             self._locked(partial(done, from_rows(part.step, told)))
 
-        return part.caller.start(item, part.step.to_model(inputs), answered)
+        return part.caller.start(item.number, part.step.to_model(inputs), answered)
 
 
 class _Map:

@@ -353,6 +353,7 @@ class Exchange(msgspec.Struct, eq=False):
     def introduce(self, request: InferRequest) -> None:
         """Set the client and the trace context of ``request``."""
         request.client = self.client
+        request.origin = self.client or id(self.sink)
         head = self.head
         if head.traceparent:
             request.traceparent, request.tracestate = head.traceparent, head.tracestate

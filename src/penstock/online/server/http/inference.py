@@ -61,7 +61,7 @@ class HttpInference:
         self._start(exchange, handle, request)
 
     def _start(self, exchange: Exchange, handle: Handle, request: InferRequest) -> None:
-        if exchange.client or exchange.head.traceparent:
+        if exchange.client or exchange.head.traceparent or handle.function is not None:
             exchange.introduce(request)
         if exchange.passage is not None:
             exchange.await_model(request.inputs)
