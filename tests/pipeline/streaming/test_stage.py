@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.pipeline.executor import Told
-from penstock.pipeline.streaming.fairness import Flow, Item
+from penstock.pipeline.streaming.fairness import Flow, Flows, Item
 from penstock.pipeline.streaming.stage import Inputs, StageCall, StageQueue, StageSpec, take
 
-FLOW = Flow(0.0)
+FLOW = Flow(Flows())
 
 
 def stage(name: str, depth: int = 0, **more: Any) -> StageQueue:

@@ -29,6 +29,9 @@ from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
 
+_INLINE_BYTES = 64 << 10
+"""Values of at most this number of bytes are converted on the event loop, because switching threads takes longer."""
+
 
 class Run(Protocol):
     """One run of a graph."""
@@ -113,12 +116,12 @@ class GraphScheduler(ABC):
             full = f"the queue of model '{self._statistics.name}' is full"
             raise self._answers.refused(Unavailable(full, "try again later"))
         self._submitted, now_ns = self._submitted + 1, time.monotonic_ns()
-        item = Item(self._submitted, self._flows.enter(request.origin), self._expected_s(request.inputs))
+        item = Item(self._submitted, self._flows.enter(request.origin), self._size(request.inputs))
         passing = Passing(self, self._submitted, request, rows, key, done, now_ns, item=item)
         try:
             self._prepare(passing)
         except Unavailable as error:
-            self._flows.leave(item.flow)
+            self._flows.leave(item)
             raise self._answers.refused(error) from None
         self._statistics.pending += 1
         self._waiting.add(passing)
@@ -149,13 +152,9 @@ class GraphScheduler(ABC):
         """Refuse further requests."""
         self._stopped = True
 
-    def _expected_s(self, inputs: Mapping[str, Array]) -> float:
-        """The expected seconds of work for a request."""
-        return 0.0
-
-    def _is_heavy(self, values: Mapping[str, Value]) -> bool:
-        """True if converting ``values`` takes longer than switching threads."""
-        return False
+    def _size(self, values: Mapping[str, Value]) -> int:
+        """The bytes of ``values``; 0 if converting them takes no time."""
+        return 0
 
     def _admit(self) -> None:
         """Start waiting requests, in order of arrival within a client."""
@@ -183,7 +182,7 @@ class GraphScheduler(ABC):
         then: Callable[[Told], None],
     ) -> None:
         """Call ``then`` with the outcome of ``convert(values)``, on the event loop: now or, if ``values`` are large, later."""
-        if not self._is_heavy(values):
+        if self._size(values) <= _INLINE_BYTES:
             then(self._attempted(convert, values))
             return
         converting = self._loop.run_in_executor(None, self._attempted, convert, values)
@@ -222,7 +221,7 @@ class GraphScheduler(ABC):
             passing.is_waiting = False
         else:
             self._inside -= 1
-        self._flows.leave(passing.item.flow)
+        self._flows.leave(passing.item)
         if self._waiting:
             self._loop.call_soon(self._admit)
         if isinstance(told, PenstockError):

@@ -40,10 +40,6 @@ from penstock.telemetry.statistics import ModelStatistics
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
 
-_INLINE_BYTES = 64 << 10
-"""Values of at most this number of bytes are converted on the event loop, because switching threads takes longer."""
-_S_PER_BYTE = 2e-8
-"""Seconds of work that an encoded byte is expected to need, about those of a JPEG. The true cost is charged once it is known."""
 _SAMPLE, _ELEMENT_BYTES = 64, 64
 Submit = Callable[[InferRequest, Done, Any], Cancellable | None]
 """Submits a request to a model, on the event loop."""
@@ -119,11 +115,8 @@ class PipelineScheduler(GraphScheduler):
             self._is_started = True
             self._line.start()
 
-    def _expected_s(self, inputs: Mapping[str, Array]) -> float:
-        return _S_PER_BYTE * sum(map(_size, inputs.values()))
-
-    def _is_heavy(self, values: Mapping[str, Value]) -> bool:
-        return sum(map(_size, values.values())) > _INLINE_BYTES
+    def _size(self, values: Mapping[str, Value]) -> int:
+        return sum(map(_size, values.values()))
 
     def _to_graph(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         return to_values(self.function, inputs)

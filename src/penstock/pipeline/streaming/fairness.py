@@ -12,13 +12,19 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
+_S_PER_BYTE = 2e-8
+"""Seconds of work that a byte of an item's inputs is expected to need before any item has ended: about those of a JPEG."""
+_WEIGHT = 1 / 8
+"""Weight of one item in what is expected of the next."""
+
 
 class Flow:
     """The items of one client."""
 
-    __slots__ = ("active", "newest", "received")
+    __slots__ = ("active", "newest", "owner", "received")
 
-    def __init__(self, received: float) -> None:
+    def __init__(self, owner: Flows, received: float = 0.0) -> None:
+        self.owner = owner
         self.received = received
         """Virtual time: the seconds of work that the flow has received, counted from a common start."""
         self.active = 0
@@ -36,6 +42,8 @@ class Flows:
         self._active = 0
         self._now = 0.0
         """The virtual time of a flow that has always received an equal share."""
+        self._s_per_byte = _S_PER_BYTE
+        self._slowest_s = 0.0
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -47,24 +55,32 @@ class Flows:
             if flow is None:
                 if len(self._flows) > 2 * self._active:
                     self._forget()
-                flow = self._flows[key] = Flow(self._now)
+                flow = self._flows[key] = Flow(self, self._now)
             if not flow.active:
                 self._active += 1
                 flow.received = max(flow.received, self._now)
             flow.active += 1
             return flow
 
-    def leave(self, flow: Flow) -> None:
-        """End an item of ``flow``."""
+    def leave(self, item: Item) -> None:
+        """End ``item``."""
         with self._lock:
-            flow.active -= 1
-            self._active -= not flow.active
+            item.flow.active -= 1
+            self._active -= not item.flow.active
+            if item.size and item.cost_s:
+                self._s_per_byte += (item.cost_s / item.size - self._s_per_byte) * _WEIGHT
+                self._slowest_s = max(item.cost_s, self._slowest_s * (1 - _WEIGHT))
 
-    def charge(self, flow: Flow, seconds: float) -> None:
-        """Count ``seconds`` of work for ``flow``."""
+    def charge(self, item: Item, seconds: float) -> None:
+        """Count ``seconds`` of work for ``item``."""
         with self._lock:
-            flow.received += seconds
+            item.cost_s += seconds
+            item.flow.received += seconds
             self._now += seconds / max(1, self._active)
+
+    def expected_s(self, size: int) -> float:
+        """The expected cost of an item of ``size`` bytes, at most that of the slowest recent item."""
+        return min(size * self._s_per_byte, self._slowest_s)
 
     def _forget(self) -> None:
         """Remove idle flows that would not go first if they came back."""
@@ -77,13 +93,14 @@ class Flows:
 class Item:
     """One item of a flow. Items with lower numbers are older."""
 
-    __slots__ = ("flow", "handicap_s", "number")
+    __slots__ = ("cost_s", "flow", "number", "size")
 
-    def __init__(self, number: int, flow: Flow, handicap_s: float = 0.0) -> None:
-        """``handicap_s`` is the expected cost of the item. Among flows that have received equal work, small items start first."""
+    def __init__(self, number: int, flow: Flow, size: int = 0) -> None:
+        """``size`` is that of the item's inputs, in bytes. Among flows that have received equal work, small items start first."""
         self.number = number
         self.flow = flow
-        self.handicap_s = handicap_s
+        self.size = size
+        self.cost_s = 0.0
 
     @property
     def is_started(self) -> bool:
@@ -94,7 +111,8 @@ class Item:
     def rank(self) -> tuple[float, int]:
         """The item with the lowest rank goes first."""
         flow = self.flow
-        return flow.received + (0.0 if self.number <= flow.newest else self.handicap_s), self.number
+        expected_s = 0.0 if self.number <= flow.newest else flow.owner.expected_s(self.size)
+        return flow.received + expected_s, self.number
 
     def start(self) -> None:
         """Record that a step of the item starts."""

@@ -50,7 +50,7 @@ class Line:
         self._runs: dict[int, tuple[PipelineRun, Item]] = {}
         self.flows = Flows()
         """Items may belong to flows. The caller enters and leaves them."""
-        self._own = Flow(0.0)
+        self._own = Flow(self.flows)
         self._memory = Memory(default_limit(usable_memory()) if max_bytes is None else max_bytes)
         self.workers = Workers(
             self._moved(bound.stages) if threads > 1 else bound.stages,

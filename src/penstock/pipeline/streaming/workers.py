@@ -140,7 +140,7 @@ class Workers:
         outcomes = _outcomes(batch.stage.spec, batch.inputs)
         seconds = (time.perf_counter_ns() - start_ns) / 1e9 / max(1, len(batch.calls))
         for call in batch.calls:
-            self._flows.charge(call.item.flow, seconds)
+            self._flows.charge(call.item, seconds)
         if self._timeline is not None:
             items = (call.item.number for call in batch.calls)
             self._timeline.add(batch.stage.spec.name, items, threading.current_thread().name, start_ns)
