@@ -163,9 +163,8 @@ def build(
     )
     files = allow_open_files(config.max_connections + _OTHER_FILES)
     connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
-    metrics = MetricsPage(
-        repository.statistics, connections.by_protocol, lambda: budget.used, lambda: recording.dropped
-    )
+    gauges = connections.by_protocol, lambda: budget.used, lambda: recording.dropped
+    metrics = MetricsPage(repository.statistics, *gauges)
     control = ControlPlane(repository, shared_memory, tracer, recording.log, group, metrics, manager)
     endpoints = Endpoints(config, clock, connections, dataplane, control, admission, budget)
     return Application(

@@ -78,8 +78,7 @@ class Inference:
     ) -> Cancellable | None:
         """Pass a request of ``call`` to the data plane. See ``DataPlane.infer``."""
         request.deadline, request.client = call.deadline, call.client
-        if handle.function is not None:
-            request.origin = call.client or id(call.carrier)
+        request.origin = call.client or id(call.carrier)
         if self.dataplane.tracer.enabled:
             request.traceparent = _header(call, "traceparent")
             request.tracestate = _header(call, "tracestate")
