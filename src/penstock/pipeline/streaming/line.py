@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -32,6 +32,9 @@ from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.streaming.workers import Workers
 from penstock.pipeline.value import Value
 from penstock.resources import usable_memory
+
+_WINDOW = 256
+"""Elements of a ``map`` that are in progress at a time: enough for full batches, and few enough for lists of a million elements."""
 
 
 class Line:
@@ -173,50 +176,64 @@ class Line:
 
 
 class _Map:
-    """A ``map`` step of one item: a run of the inner function for each element."""
+    """A ``map`` step of one item: a run of the inner function for each element, of which at most ``_WINDOW`` are in progress."""
 
     def __init__(self, start: Callable[..., Work | None], scope: BoundFunction, done: Callable[[Told], None]) -> None:
         self._start = start
         self._scope = scope
         self._done: Callable[[Told], None] | None = done
-        self._runs: list[PipelineRun] = []
-        self._results: list[Mapping[str, Value] | None] = []
+        self._inputs: Inputs = {}
+        self._elements: Iterator[tuple[int, Value]] = iter(())
+        self._runs: dict[int, PipelineRun] = {}
+        self._results: dict[str, list[Value]] = {}
         self._missing = 0
+        self._is_filling = False
 
     def begin(self, inputs: Inputs) -> Work | None:
-        """Start all elements. Returns None if the step has ended."""
+        """Start the first elements. Returns None if the step has ended."""
         elements = inputs.pop(self._scope.over)
-        self._missing, self._results = len(elements), [None] * len(elements)
-        if not elements:
-            self._finish({name: [] for name in self._scope.plan.wanted})
-        for number, element in enumerate(elements):
-            if self._done is None:
-                break
-            run = PipelineRun(self._scope.plan, self._start, partial(self._answered, number))
-            self._runs.append(run)
-            run.begin({**inputs, self._scope.each: element})
+        self._missing, self._inputs, self._elements = len(elements), inputs, enumerate(elements)
+        self._results = {name: [None] * len(elements) for name in self._scope.plan.wanted}
+        if elements:
+            self._fill()
+        else:
+            self._finish(self._results)
         return None if self._done is None else self
 
     def cancel(self) -> None:
         """Cancel all elements."""
-        self._done = None
-        for run in self._runs:
+        self._done, self._inputs, self._elements, self._results = None, {}, iter(()), {}
+        for run in list(self._runs.values()):
             run.cancel()
-        self._results.clear()
+        self._runs.clear()
+
+    def _fill(self) -> None:
+        """Start further elements. A loop replaces recursion, because elements may end at once."""
+        if self._is_filling:
+            return
+        self._is_filling = True
+        while self._done is not None and len(self._runs) < _WINDOW and (following := next(self._elements, None)):
+            number, element = following
+            run = self._runs[number] = PipelineRun(self._scope.plan, self._start, partial(self._answered, number))
+            run.begin({**self._inputs, self._scope.each: element})
+        self._is_filling = False
 
     def _answered(self, number: int, told: Told) -> None:
         if self._done is None:
             return
+        self._runs.pop(number, None)
         if isinstance(told, PenstockError):
             done = self._done
             self.cancel()
             done(told if isinstance(told, Cancelled) else prefixed(f"element {number}: ", told))
             return
-        self._results[number] = told
+        for name, results in self._results.items():
+            results[number] = told[name]
         self._missing -= 1
-        if not self._missing:
-            results = [result for result in self._results if result is not None]
-            self._finish({name: [result[name] for result in results] for name in self._scope.plan.wanted})
+        if self._missing:
+            self._fill()
+        else:
+            self._finish(self._results)
 
     def _finish(self, told: Told) -> None:
         done, self._done = self._done, None
