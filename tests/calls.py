@@ -15,6 +15,8 @@ from penstock.tensor import Buffer
 class FakeCall:
     """``sent`` holds whole messages; ``ended`` whether the call has its status, and ``error`` which, None if it is well."""
 
+    carrier: object = None
+
     def __init__(self, metadata: dict[str, str | bytes] | None = None, deadline: Deadline | None = None) -> None:
         self.metadata: dict[str, str | bytes] = metadata or {}
         self.deadline = deadline

@@ -21,6 +21,7 @@ from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.access.table import RULES, AccessRule, AccessTable
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
@@ -155,7 +156,8 @@ class GatedServer:
             repository.add(other)
         self.repository = repository
         shared_memory, tracer = SharedMemory(enabled=True), Tracer(TraceSettings())
-        self.dataplane = DataPlane(repository, SystemClock(), shared_memory, tracer)
+        limit = ResponseLimit(self._config.max_response_bytes)
+        self.dataplane = DataPlane(repository, SystemClock(), shared_memory, tracer, response_limit=limit)
         self.dataplane.open()
         control = ControlPlane(
             repository, shared_memory, tracer, LogSettings(), ProcessGroup(), MetricsPage(repository.statistics)

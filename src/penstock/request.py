@@ -64,6 +64,8 @@ class InferRequest(msgspec.Struct):
     sequence_start: bool = False
     sequence_end: bool = False
     client: str = ""
+    origin: object = None
+    """Key of the flow of requests that gets a fair share of a pipeline's workers: a client, or a connection of unknown clients."""
     traceparent: str = ""
     """The client's trace, from the headers ``traceparent`` and ``tracestate`` (W3C Trace Context)."""
     tracestate: str = ""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -107,3 +109,90 @@ def test_numbers_and_text_that_cannot_be_stored_are_refused() -> None:
         with pytest.raises(InvalidConfig, match="line 2: the text has half a surrogate pair"):
             read_source(text, "p.yaml")
     assert read_source('a: "\\ue000😀"'.encode(), "p.yaml").data == {"a": "\ue000😀"}
+
+
+_KEYS = st.sampled_from(["a", "b", '"c.d"', "'#'", "e-1"])
+_VALUES_IN_TOML = st.sampled_from(
+    [
+        "1",
+        '"x"',
+        "[1, [2, 3]]",
+        "[\n  1, # ]\n  {b = 2}, {a.b = 3},\n]",
+        '"""\n[a]\nb = 1 \\"""x"""',
+        "'''\n#\n''x'''",
+        "{a = {b = [1]}, b = '}'} # [",
+        '"# \\" ["',
+    ]
+)
+_DOTTED_KEYS = st.lists(_KEYS, min_size=1, max_size=3).map(" . ".join)
+_STATEMENTS = st.one_of(
+    st.builds("{} = {}".format, _DOTTED_KEYS, _VALUES_IN_TOML),
+    st.builds("  [{}] # note".format, _DOTTED_KEYS),
+    st.builds("[[{}]]".format, _DOTTED_KEYS),
+    st.sampled_from(["", "# a = ["]),
+)
+
+
+def _paths(data: Any) -> list[tuple[str | int, ...]]:
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [(), *((key, *rest) for key, value in inner for rest in _paths(value))]
+
+
+def _has(data: Any, path: tuple[str | int, ...]) -> bool:
+    for key in path:
+        try:
+            data = data[key]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
+
+
+def _first_line(text: str, path: tuple[str | int, ...]) -> int:
+    """The first line of the statement that ends the shortest valid prefix of ``text`` with a value at ``path``."""
+    lines, begin = text.splitlines(keepends=True), 0
+    for count in range(1, len(lines) + 1):
+        try:
+            data = tomllib.loads("".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue
+        if _has(data, path):
+            return begin + 1
+        begin = count
+    return 1
+
+
+@given(st.lists(_STATEMENTS, max_size=8))
+def test_lines_of_toml_are_those_of_its_prefixes(statements: list[str]) -> None:
+    kept = ""
+    for statement in statements:
+        try:
+            tomllib.loads(kept + statement + "\n")
+        except tomllib.TOMLDecodeError:
+            continue
+        kept += statement + "\n"
+    source = read_source(kept.encode(), "p.toml")
+    for path in _paths(source.data)[1:]:
+        assert source.line(path) == source.line((*path, "none")) == _first_line(kept, path), (kept, path)
+
+
+def test_a_hostile_toml_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"[[steps]]\nx = {number} # [\n" for number in range(20_000))
+    source, parsed = read_source(text.encode(), "p.toml"), 0
+    loads = tomllib.loads
+
+    def counted(part: str) -> dict[str, Any]:
+        nonlocal parsed
+        parsed += len(part)
+        return loads(part)
+
+    monkeypatch.setattr(tomllib, "loads", counted)
+    assert source.line(("steps", 19_999, "x")) == 40_000
+    assert parsed <= len(text)
+
+
+@pytest.mark.parametrize(
+    "chain", ["a" + ".a" * 400_000, "a" + ' . "a"' * 100_000, "x='1'\n[" + "'.' . " * 150_000 + "a]"]
+)
+def test_a_key_of_too_many_parts_is_refused(chain: str) -> None:
+    with pytest.raises(InvalidConfig, match="line [12]: a dotted key has more than 100 parts"):
+        read_source(f"{chain} = 1".encode(), "p.toml")

@@ -17,8 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clips import KINDS, RATE, write_clip
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import InvalidArgument, InvalidInput, NotFound
 from penstock.pipeline.video import Sampling, VideoInfo, probe, read_frames
+
+_ODD = (float("nan"), float("inf"), -1.0)
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +180,15 @@ def test_expected_frames() -> None:
     assert info.expected_frames(Sampling(every=2, start=4, end=6)) == 30
     assert info.expected_frames(Sampling(fps=60)) == 300
     assert info.expected_frames(Sampling(start=20)) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        *[({name: value}, f"'{name}' must be from 0 to 1e\\+09") for name in ("fps", "start", "end") for value in _ODD],
+        ({"threads": 100_000}, "'threads' must be from 0 to 256, got 100000"),
+    ],
+)
+def test_wrong_samplings_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        Sampling(**wrong)

@@ -177,3 +177,11 @@ def test_optional_outputs_may_be_absent(tmp_path: Path) -> None:
     )
     with Pipeline.open(scores_bundle(tmp_path, text)) as scores:
         assert list(scores(FEATURES)) == ["p"]
+
+
+def test_a_file_without_end_is_refused(texts: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.pipeline._MAX_FILE_BYTES", 3 << 20)
+    with pytest.raises(InvalidArgument, match=f"'/dev/zero' has more than {3 << 20} bytes"):
+        texts("a", Path("/dev/zero"))
+    (tmp_path / "just").write_bytes(bytes(3 << 20))
+    assert texts("a", tmp_path / "just")["size"] == str(3 << 20)

@@ -19,13 +19,18 @@ from penstock.errors import InvalidConfig, Unsupported, quoted, shortened
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
-_MAX_TOML_LINES = 2_000
-"""Lines of a TOML file up to which errors name the line. The search parses the file once a line."""
 
 Path = tuple[str | int, ...]
 """Keys and indices from the top of the data to a value."""
 
 _NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9]\d*)|(?P<float>(?:\.\d+|\d+\.\d*|\d+(?=[eE]))(?:[eE][-+]?\d+)?))")
+_DOTTED = re.compile(r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""")
+"""A dotted key of so many parts that Python's parser, whose time grows with the square of the parts, would not end."""
+_TOML_TOKEN = re.compile(
+    r'''"""(?:[^\\]|\\.)*?"{3,5}|"(?:[^"\\]|\\.)*+"|\'{3}.*?\'{3,5}|\'[^\']*+\'|\#[^\n]*+|[][{}\n]|[^]["'\#{}\n]++''',
+    re.DOTALL,
+)
+"""The tokens of valid TOML that can contain or end a statement: strings, comments, brackets, ends of lines, and all else."""
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
@@ -81,6 +86,9 @@ def read_source(text: bytes, name: str) -> SourceText:
 
 
 def _read_toml(text: str, name: str) -> SourceText:
+    if dotted := _DOTTED.search(text):
+        line = text.count("\n", 0, dotted.start()) + 1
+        raise located(name, line, "a dotted key has more than 100 parts")
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # Python's own ValueError for whole numbers of thousands of digits
@@ -96,30 +104,59 @@ def _depth_exceeds(data: Any, levels: int) -> bool:
 
 
 def _toml_line(text: str, path: Path) -> int:
-    """The first line of the statement that sets the value at ``path``: each prefix of the file that is valid ends with a statement."""
-    lines = text.splitlines(keepends=True)
-    if len(lines) > _MAX_TOML_LINES:
-        return 0
-    for end in range(len(path), 0, -1):
-        begin = 0
-        for count in range(1, len(lines) + 1):
-            try:
-                data = tomllib.loads("".join(lines[:count]))
-            except tomllib.TOMLDecodeError:
-                continue
-            if _has(data, path[:end]):
-                return begin + 1
-            begin = count
-    return 1
+    """The first line of the statement that sets the value at ``path``, or the nearest value above it."""
+    best, deepest = 1, 0
+    table: Path = ()
+    last: dict[Path, int] = {}
+    for line, statement in _toml_statements(text):
+        if statement.startswith("["):
+            table = _table(tomllib.loads(statement), last)
+            depth = next((n for n, (a, b) in enumerate(zip(table, path, strict=False)) if a != b), len(table))
+        elif path[: len(table)] == table:
+            depth = len(table) + _depth_of(tomllib.loads(statement), path[len(table) :])
+        else:
+            continue
+        if min(depth, len(path)) > deepest:
+            best, deepest = line, min(depth, len(path))
+    return best
 
 
-def _has(data: Any, path: Path) -> bool:
-    try:
-        for key in path:
+def _toml_statements(text: str) -> Iterator[tuple[int, str]]:
+    """The statements of valid TOML, each with its first line."""
+    line, level, begin, first = 1, 0, -1, 0
+    for match in _TOML_TOKEN.finditer(text + "\n"):
+        part = match[0]
+        if part == "\n" and not level and begin >= 0:
+            yield first, text[begin : match.start()]
+            begin = -1
+        elif begin < 0 and part[0] != "#" and not part.isspace():
+            begin, first = match.start(), line
+        level += (part in ("[", "{")) - (part in ("]", "}"))
+        line += part.count("\n")
+
+
+def _table(header: Any, last: dict[Path, int]) -> Path:
+    """The path of the table that ``header`` begins. ``last`` has the index of the last element of each array of tables."""
+    path: Path = ()
+    while header:
+        ((key, header),) = header.items()
+        path = (*path, key)
+        if isinstance(header, list):
+            last[path] = last.get(path, -1) + 1
+            header = None
+        if path in last:
+            path = (*path, last[path])
+    return path
+
+
+def _depth_of(data: Any, path: Path) -> int:
+    """The number of keys of ``path`` that ``data`` has."""
+    for depth, key in enumerate(path):
+        try:
             data = data[key]
-    except (KeyError, IndexError, TypeError):
-        return False
-    return True
+        except (KeyError, IndexError, TypeError):
+            return depth
+    return len(path)
 
 
 def _read_yaml(text: str, name: str) -> SourceText:

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from penstock.errors import InvalidInput, NotFound, Unsupported, printable
+from penstock.errors import InvalidArgument, InvalidInput, NotFound, Unsupported, printable
 from penstock.tensor import Array
 
 try:
@@ -35,6 +35,7 @@ _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,ogg,flv,asf,ivf,h264,hevc,
 _TOLERANCE_S, _TOLERANCE_FRAMES = 0.1, 3
 """A clip may end this much before the time that its header declares, or this number of frames if they take longer."""
 _ROUNDING_S = 1e-6
+_MOST, _MOST_THREADS = 1e9, 256
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of pixels of a frame. A larger frame is refused before it is decoded."""
     threads: Annotated[int, Meta(ge=0)] = 0
     """Threads that decode. 0: one per CPU."""
+
+    def __post_init__(self) -> None:
+        for name in ("fps", "start", "end"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= _MOST:
+                raise InvalidArgument(f"'{name}' must be from 0 to {_MOST:.0e}, got {value}")
+        if not 0 <= self.threads <= _MOST_THREADS:
+            raise InvalidArgument(f"'threads' must be from 0 to {_MOST_THREADS}, got {self.threads}")
 
 
 class Frame(msgspec.Struct, frozen=True, eq=False):

@@ -24,6 +24,8 @@ from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.pipeline.wire import to_json, to_tensors
 
+_MAX_FILE_BYTES, _READ_BYTES = 1 << 30, 1 << 20
+"""Maximum size of a file that is an input, because devices such as /dev/zero have no end; and the bytes to read at once."""
 Item = Any
 """The inputs of one item: a dict by name or, if the pipeline has one input, its value."""
 
@@ -225,7 +227,7 @@ def _content(kind: ValueType, value: Value) -> Value:
     if not is_path or kind.media is Media.TENSOR:
         return value
     try:
-        data = Path(value).read_bytes()
+        data = _read_bytes(Path(value))
     except FileNotFoundError:
         raise NotFound(f"no file '{value}'", "check the path") from None
     except (OSError, ValueError) as error:
@@ -236,3 +238,15 @@ def _content(kind: ValueType, value: Value) -> Value:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidArgument(f"'{value}' is not UTF-8 text") from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises InvalidArgument if it is too large, and OSError."""
+    parts, left = [], _MAX_FILE_BYTES
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise InvalidArgument(f"'{path}' has more than {_MAX_FILE_BYTES} bytes", "give a smaller file")
+    return b"".join(parts)

@@ -135,3 +135,11 @@ def test_progress_is_shown_without_a_terminal(bundle: Path, folder: Path, monkey
     video.video(bundle, write_clip(folder / "clip.mp4", 10))
     assert told == [("frames", number, 10) for number in range(1, 11)]
     assert "output  count" in capsys.readouterr().out
+
+
+def test_a_range_without_frames_is_an_error(penstock, bundle: Path, folder: Path) -> None:
+    clip = write_clip(folder / "clip.mp4", 10)
+    found = penstock("video", bundle, clip, "--start", "5", "-o", folder / "scores.csv")
+    assert (found.code, "no frames in this range" in found.err) == (2, True)
+    assert not (folder / "scores.csv").exists()
+    assert penstock("video", bundle, clip, "--fps", "inf").code == 2

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pipelines
 from ensembles import Bench, Gate
 from handles import make_handle
 from penstock.clock import SystemClock
@@ -21,6 +23,7 @@ from penstock.online.repository.loading.assembly import RequestLimits
 from penstock.online.repository.loading.pipeline import LoadedPipeline
 from penstock.online.repository.model_source import ModelSource
 from penstock.pipeline.function import Function
+from penstock.pipeline.steps.base import Step
 from penstock.pipeline.value import Value
 from penstock.request import Deadline
 from penstock.resources import usable_cores
@@ -246,5 +249,121 @@ def test_a_request_is_answered_even_if_its_outputs_cannot_be_sent() -> None:
                 error = await asyncio.wait_for(bench.ask("p", {"x": number(1)}).error, 10)
                 assert error.message == "in pipeline 'p', internal error"
             assert handle.statistics.pending == 0
+
+    run(test)
+
+
+class Ordered(Plain, frozen=True, kw_only=True):
+    """Records the numbers that it sees. Waits at 0 until ``go`` is set."""
+
+    run_many = Step.run_many  # one call at a time
+
+    seen: list[int] = []
+    held: Any = None
+    go: Any = None
+
+    def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        self.seen.append(int(inputs["x0"][0]))
+        if not self.seen[-1]:
+            self.held.release()
+            assert self.go.wait(30)
+        return {"y": inputs["x0"]}
+
+
+@pytest.mark.parametrize("flood", [6, 400])
+def test_a_request_of_another_client_passes_a_flood(flood: int) -> None:
+    async def test() -> None:
+        step = Ordered(salt=1, seen=[], held=threading.Semaphore(0), go=threading.Event())
+        cores = usable_cores()
+        async with PipelineBench() as bench:
+            bench.pipeline(function_of(Wiring(), step))
+            asked = [bench.ask("p", {"x": number(0)}, origin=1) for _ in range(cores)]
+            for _ in range(cores):
+                assert await asyncio.to_thread(step.held.acquire, timeout=30)
+            asked += [bench.ask("p", {"x": number(1)}, origin=1) for _ in range(flood)]
+            await asyncio.sleep(0)
+            asked += [bench.ask("p", {"x": number(2)}, origin=2) for _ in range(3)]
+            await asyncio.sleep(0)
+            step.go.set()
+            for one in asked:
+                await one.response
+        place = max(place for place, one in enumerate(step.seen) if one == 2)
+        inside = 2 * (cores + 4)
+        assert step.seen[cores:place].count(1) <= (cores if flood < inside else inside)
+
+    run(test)
+
+
+class Text(bytes):
+    """A text that records the threads that decode it and encode its result. Waits until ``go`` is set, if it has one."""
+
+    threads: list[int]
+    go: threading.Event | None = None
+
+    def decode(self, *_: Any) -> str:  # type: ignore[override]
+        self.threads.append(threading.get_ident())
+        if self.go is not None:
+            assert self.go.wait(30)
+        found = Decoded(super().decode())
+        found.threads = self.threads
+        return found
+
+
+class Decoded(str):
+    __slots__ = ("threads",)
+    threads: list[int]
+
+    def encode(self, *_: Any) -> bytes:  # type: ignore[override]
+        self.threads.append(threading.get_ident())
+        return super().encode()
+
+
+ECHO = """\
+name: echo
+inputs:
+  text: {media: text}
+  features: {media: tensor, shape: [-1]}
+steps:
+  - {step: softmax, in: features, out: p}
+outputs: [p, text]
+"""
+
+
+def text_of(size: int, go: threading.Event | None = None) -> tuple[Text, dict[str, Any]]:
+    text = Text(b"x" * size)
+    text.threads, text.go = [], go
+    array = np.empty(1, object)
+    array[0] = text
+    return text, {"text": array, "features": np.zeros(2, np.float32)}
+
+
+def test_large_texts_are_converted_on_other_threads() -> None:
+    async def test() -> None:
+        async with PipelineBench() as bench:
+            bench.pipeline(pipelines.function(ECHO))
+            for size, is_here in ((60_000, True), (70_000, False)):
+                text, inputs = text_of(size)
+                response = await bench.ask("p", inputs).response
+                assert response.outputs["text"].tolist() == [text]
+                assert [one == threading.get_ident() for one in text.threads] == [is_here] * 2
+
+    run(test)
+
+
+def test_a_request_may_be_cancelled_while_its_text_is_converted() -> None:
+    async def test() -> None:
+        async with PipelineBench() as bench:
+            handle = bench.pipeline(pipelines.function(ECHO))
+            text, inputs = text_of(70_000, threading.Event())
+            asked = bench.ask("p", inputs)
+            while not text.threads:
+                await asyncio.sleep(0)
+            asked.cancel()
+            assert isinstance(await asked.error, Cancelled)
+            assert text.go is not None
+            text.go.set()
+            _, inputs = text_of(70_000)
+            await bench.ask("p", inputs).response
+            assert (len(text.threads), len(asked.outcomes), handle.statistics.pending) == (1, 1, 0)
 
     run(test)

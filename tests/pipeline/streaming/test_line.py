@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Cancelled, PenstockError
 from penstock.pipeline.executor import Told
-from penstock.pipeline.function import Function
+from penstock.pipeline.function import Function, MapStep
+from penstock.pipeline.streaming import line
 from penstock.pipeline.streaming.binding import bind
 from penstock.pipeline.streaming.line import Line
 from penstock.pipeline.streaming.stage import StageBatch
+from penstock.pipeline.value import Value
 from penstock.tensor import Array
-from random_functions import MODELS, expected, functions, number
+from random_functions import (
+    MODELS,
+    Plain,
+    Vectorised,
+    Wiring,
+    expected,
+    finished,
+    function_of,
+    functions,
+    number,
+)
 
 ITEMS = st.lists(st.integers(0, 999), min_size=1, max_size=8)
 
@@ -66,6 +79,12 @@ class Bench:
 def test_every_item_gets_its_one_outcome_in_any_order_of_events(
     function: Function, values: list[int], data: st.DataObject
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line, "_WINDOW", data.draw(st.sampled_from([1, 2, 256]), "window"))
+        check_every_item(function, values, data)
+
+
+def check_every_item(function: Function, values: list[int], data: st.DataObject) -> None:
     bench, waiting, cancelled = Bench(function), list(values), set()
     for _ in range(data.draw(st.integers(0, 60), "events")):
         event = data.draw(st.sampled_from(["begin", "take", "take", "finish", "finish", "cancel"]))
@@ -133,3 +152,35 @@ def test_an_ended_item_releases_its_values_without_a_garbage_collection(function
         assert not any(ref() is not None for ref in bench.alive)
     finally:
         gc.enable()
+
+
+class Many(Plain, frozen=True, kw_only=True):
+    """A list of ``salt`` numbers."""
+
+    def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        return {"y": [inputs["x0"]] * self.salt}
+
+
+class Count(Plain, frozen=True, kw_only=True):
+    """The length of a list."""
+
+    def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        return {"y": np.array([len(inputs["x0"])])}
+
+
+def test_few_elements_of_a_long_list_are_in_progress() -> None:
+    wiring = Wiring()
+    spread = wiring.add(Many(salt=20_000), ["x"])
+    mapped = wiring.add(MapStep("x", "x", function_of(Wiring(), Vectorised(salt=1))), [spread], ["x"])
+    bench = Bench(finished(wiring, {wiring.add(Count(salt=0), [mapped]): "y"}))
+    bench.begin(3)
+    assert bench.take()
+    bench.finish(0)
+    while bench.take():
+        pass
+    assert sum(len(batch.calls) for batch in bench.held) == 256
+    bench.run_out()
+    (told,) = bench.told[0]
+    assert not isinstance(told, PenstockError)
+    assert int(told["y"][0]) == 20_000
+    assert bench.line.is_empty

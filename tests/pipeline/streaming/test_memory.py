@@ -75,7 +75,7 @@ def pipeline() -> Function:
 
 
 def items(batches: list[StageBatch | None]) -> list[int]:
-    return [call.item for batch in batches if batch is not None for call in batch.calls]
+    return [call.item.number for batch in batches if batch is not None for call in batch.calls]
 
 
 def finish(line: Line, batches: list[StageBatch | None]) -> None:
@@ -124,3 +124,9 @@ def test_all_items_end_whatever_the_limit(function: Function, values: list[int],
             assert should is None
         else:
             assert {name: int(one[0]) for name, one in found.items()} == should
+
+
+def test_the_default_limit_follows_the_machine() -> None:
+    assert [memory.default_limit(size << 20) for size in (0, 256, 512, 1024, 16_384)] == [
+        size << 20 for size in (64, 64, 64, 128, 2_048)
+    ]

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.fairness import Flow, Flows, Item
 from penstock.pipeline.streaming.stage import Inputs, StageCall, StageQueue, StageSpec, take
+
+FLOW = Flow(Flows())
 
 
 def stage(name: str, depth: int = 0, **more: Any) -> StageQueue:
@@ -17,7 +20,7 @@ def stage(name: str, depth: int = 0, **more: Any) -> StageQueue:
 
 
 def add(stage: StageQueue, *items: int, **inputs: Any) -> list[StageCall]:
-    calls = [StageCall(item, {"x": item, **inputs}, lambda told: None) for item in items]
+    calls = [StageCall(Item(item, FLOW), {"x": item, **inputs}, lambda told: None) for item in items]
     for call in calls:
         stage.add(call)
     return calls
@@ -25,7 +28,7 @@ def add(stage: StageQueue, *items: int, **inputs: Any) -> list[StageCall]:
 
 def taken(*stages: StageQueue) -> tuple[str, list[int]] | None:
     batch = take(stages)
-    return batch and (batch.stage.spec.name, [call.item for call in batch.calls])
+    return batch and (batch.stage.spec.name, [call.item.number for call in batch.calls])
 
 
 def test_the_oldest_item_comes_first_then_the_later_stage() -> None:

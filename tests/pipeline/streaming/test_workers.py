@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -10,11 +9,14 @@ import pytest
 
 from penstock.errors import InvalidInput, PenstockError
 from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.fairness import Flows, Item
 from penstock.pipeline.streaming.memory import Memory
 from penstock.pipeline.streaming.stage import Inputs, StageCall, StageSpec
 from penstock.pipeline.streaming.workers import Workers
 
 TIMEOUT_S = 30
+FLOWS = Flows()
+FLOW = FLOWS.enter(None)
 
 
 def doubled(items: Sequence[Inputs]) -> list[Told]:
@@ -27,9 +29,9 @@ def now(callback: Callable[[], None]) -> None:
 
 def test_the_calling_thread_runs_what_is_ready() -> None:
     told: list[Told] = []
-    workers = Workers({"a": StageSpec("a", doubled)}, now, Memory(1 << 30), lambda: math.inf)
+    workers = Workers({"a": StageSpec("a", doubled)}, now, Memory(1 << 30), FLOWS, lambda: False)
     for value in (1, 0, 2):
-        workers.add("a", StageCall(value, {"x": value}, told.append))
+        workers.add("a", StageCall(Item(value, FLOW), {"x": value}, told.append))
     assert not workers.is_empty
     workers.run_ready()
     assert workers.is_empty
@@ -48,10 +50,10 @@ def test_threads_run_until_they_are_stopped() -> None:
                 all_told.set()
 
     with Workers(
-        {"a": StageSpec("a", doubled, limit=0)}, post, Memory(1 << 30), lambda: math.inf, threads=3
+        {"a": StageSpec("a", doubled, limit=0)}, post, Memory(1 << 30), FLOWS, lambda: False, threads=3
     ) as workers:
         for value in range(1, 101):
-            workers.add("a", StageCall(value, {"x": value}, told.append))
+            workers.add("a", StageCall(Item(value, FLOW), {"x": value}, told.append))
         assert all_told.wait(TIMEOUT_S)
     workers.stop()
     found = [one["y"] for one in told if not isinstance(one, PenstockError)]
@@ -63,8 +65,8 @@ def test_a_step_that_fails_gives_every_call_an_error(caplog: pytest.LogCaptureFi
         raise ZeroDivisionError
 
     told: list[Told] = []
-    workers = Workers({"a": StageSpec("a", fail)}, now, Memory(1 << 30), lambda: math.inf)
-    workers.add("a", StageCall(0, {}, told.append))
+    workers = Workers({"a": StageSpec("a", fail)}, now, Memory(1 << 30), FLOWS, lambda: False)
+    workers.add("a", StageCall(Item(0, FLOW), {}, told.append))
     workers.run_ready()
     assert [one.message for one in told if isinstance(one, PenstockError)] == ["internal error"]
     assert "step 'a' failed" in caplog.text
@@ -72,8 +74,8 @@ def test_a_step_that_fails_gives_every_call_an_error(caplog: pytest.LogCaptureFi
 
 def test_a_cancelled_call_is_told_nothing() -> None:
     told: list[Told] = []
-    workers = Workers({"a": StageSpec("a", doubled)}, now, Memory(1 << 30), lambda: math.inf)
-    workers.add("a", call := StageCall(0, {"x": 1}, told.append))
+    workers = Workers({"a": StageSpec("a", doubled)}, now, Memory(1 << 30), FLOWS, lambda: False)
+    workers.add("a", call := StageCall(Item(0, FLOW), {"x": 1}, told.append))
     batch = workers.take()
     assert batch is not None
     call.cancel()

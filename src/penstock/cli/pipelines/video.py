@@ -94,6 +94,8 @@ def video(
             progress("frames", summary.frames, max(frames.expected, summary.frames))
         if frames.damage is not None and not (partial and summary.frames):
             raise frames.damage
+        if not summary.frames:
+            raise InvalidArgument("the clip has no frames in this range", "give other values of --start and --end")
     _report(bundle, clip, summary, time.perf_counter() - began, output, frames.damage, json)
 
 

@@ -10,7 +10,8 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Protocol
 
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavailable, prefixed
 from penstock.online.scheduler.answers import Answers
@@ -19,13 +20,17 @@ from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.queue import Pending
 from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.fairness import FairQueue, Flows, Item
+from penstock.pipeline.value import Value
 from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics, Reason
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
-_Converted = TypeVar("_Converted", bound=Mapping[str, Array])
+
+_INLINE_BYTES = 64 << 10
+"""Values of at most this number of bytes are converted on the event loop, because switching threads takes longer."""
 
 
 class Run(Protocol):
@@ -40,9 +45,12 @@ class Run(Protocol):
         ...
 
 
-class Passing(Pending, eq=False):
+class Passing(Pending, eq=False, kw_only=True):
     """A request, and its progress through the graph. The requests to the models are created from ``request``."""
 
+    item: Item
+    """The request's place among the requests of all clients."""
+    is_waiting: bool = True
     run: Run | None = None
     release: Callable[[], object] = lambda: None
     """Called when the request ends."""
@@ -50,11 +58,16 @@ class Passing(Pending, eq=False):
     timer: asyncio.TimerHandle | None = None
     """The timer that ends the request if its deadline passes while it waits."""
 
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the request has ended while it waited."""
+        return not self.is_waiting
+
 
 class GraphScheduler(ABC):
     """The ``Scheduler`` that the module's docstring describes. ``title`` is such as ``ensemble 'x'``.
 
-    ``max_inside`` is the maximum number of requests in progress. Further requests wait. 0 means no limit.
+    ``max_inside`` is the maximum number of requests in progress. Further requests wait, and clients take turns. 0 means no limit.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class GraphScheduler(ABC):
         loop: asyncio.AbstractEventLoop,
         statistics: ModelStatistics,
         tracer: Tracer | None = None,
+        flows: Flows | None = None,
     ) -> None:
         self.config = config
         self._title = title
@@ -72,8 +86,8 @@ class GraphScheduler(ABC):
         self._loop = loop
         self._statistics = statistics
         self._answers = Answers(statistics, time.monotonic_ns, tracer)
-        self._waiting: dict[Passing, None] = {}
-        """Waiting requests, in order of arrival."""
+        self._flows = Flows() if flows is None else flows
+        self._waiting = FairQueue[Passing]()
         self._inside = self._submitted = 0
         self._stopped = False
 
@@ -102,13 +116,15 @@ class GraphScheduler(ABC):
             full = f"the queue of model '{self._statistics.name}' is full"
             raise self._answers.refused(Unavailable(full, "try again later"))
         self._submitted, now_ns = self._submitted + 1, time.monotonic_ns()
-        passing = Passing(self, self._submitted, request, rows, key, done, now_ns)
+        item = Item(self._submitted, self._flows.enter(request.origin), self._size(request.inputs))
+        passing = Passing(self, self._submitted, request, rows, key, done, now_ns, item=item)
         try:
             self._prepare(passing)
         except Unavailable as error:
+            self._flows.leave(item)
             raise self._answers.refused(error) from None
         self._statistics.pending += 1
-        self._waiting[passing] = None
+        self._waiting.add(passing)
         if request.deadline is not None and self._max_inside:
             left_s = max(0.0, request.deadline.at - now_ns / 1e9)
             passing.timer = self._loop.call_later(left_s, self._expire, passing)
@@ -118,8 +134,12 @@ class GraphScheduler(ABC):
 
     def cancel(self, pending: Pending) -> None:
         """Cancel ``pending``, see ``Pending.cancel``."""
-        if isinstance(pending, Passing) and pending.run is not None:
+        if not isinstance(pending, Passing):
+            return
+        if pending.run is not None:
             pending.run.cancel()
+        else:  # its outputs are being converted
+            self._finish(pending, Cancelled("the request was cancelled"))
 
     def hurry(self) -> None:  # noqa: B027 - part of the interface
         """Do nothing, because the requests wait in the queues of the models."""
@@ -132,24 +152,45 @@ class GraphScheduler(ABC):
         """Refuse further requests."""
         self._stopped = True
 
+    def _size(self, values: Mapping[str, Value]) -> int:
+        """The bytes of ``values``; 0 if converting them takes no time."""
+        return 0
+
     def _admit(self) -> None:
-        """Start waiting requests, in order of arrival."""
+        """Start waiting requests, in order of arrival within a client."""
         most = self._max_inside
-        while self._waiting and (not most or self._inside < most):
-            passing = next(iter(self._waiting))
-            del self._waiting[passing]
+        while (not most or self._inside < most) and (passing := self._waiting.first()) is not None:
+            self._waiting.remove(passing)
+            passing.is_waiting = False
             self._inside += 1
             passing.started_ns = time.monotonic_ns()
             inputs, passing.request.inputs = passing.request.inputs, {}
-            converted = self._attempted(self._to_graph, inputs)
-            if isinstance(converted, PenstockError):
-                self._ended(passing, converted)
-            elif passing.run is not None:
-                passing.run.begin(converted)
+            self._convert(self._to_graph, inputs, partial(self._begin, passing))
+
+    def _begin(self, passing: Passing, converted: Told) -> None:
+        if passing.run is None:
+            return  # the request has been cancelled
+        if isinstance(converted, PenstockError):
+            self._ended(passing, converted)
+        else:
+            passing.run.begin(converted)
+
+    def _convert(
+        self,
+        convert: Callable[[Mapping[str, Value]], Mapping[str, Value]],
+        values: Mapping[str, Value],
+        then: Callable[[Told], None],
+    ) -> None:
+        """Call ``then`` with the outcome of ``convert(values)``, on the event loop: now or, if ``values`` are large, later."""
+        if self._size(values) <= _INLINE_BYTES:
+            then(self._attempted(convert, values))
+            return
+        converting = self._loop.run_in_executor(None, self._attempted, convert, values)
+        converting.add_done_callback(lambda ended: None if ended.cancelled() else then(ended.result()))
 
     def _attempted(
-        self, convert: Callable[[Mapping[str, Array]], _Converted], values: Mapping[str, Array]
-    ) -> _Converted | PenstockError:
+        self, convert: Callable[[Mapping[str, Value]], Mapping[str, Value]], values: Mapping[str, Value]
+    ) -> Told:
         """The outcome of ``convert(values)``. Whatever happens, the request is answered."""
         try:
             return convert(values)
@@ -160,26 +201,33 @@ class GraphScheduler(ABC):
             return PenstockError("internal error")
 
     def _expire(self, passing: Passing) -> None:
-        if passing in self._waiting:
+        if passing.is_waiting:
             self._ended(passing, DeadlineExceeded("the request's deadline passed while it waited"))
 
     def _ended(self, passing: Passing, told: Told) -> None:
-        if passing in self._waiting:
-            del self._waiting[passing]
-        else:
-            self._inside -= 1
-        if self._waiting:
-            self._loop.call_soon(self._admit)
         if passing.timer is not None:
             passing.timer.cancel()
         passing.release()
         passing.run = None  # breaks the reference cycle
-        if not isinstance(told, PenstockError):
-            told = self._attempted(self._to_client, told)
+        if isinstance(told, PenstockError):
+            self._finish(passing, told)
+        else:
+            self._convert(self._to_client, told, partial(self._finish, passing))
+
+    def _finish(self, passing: Passing, told: Told) -> None:
+        if passing.done is None:
+            return  # the request was cancelled while its outputs were converted
+        if passing.is_waiting:
+            passing.is_waiting = False
+        else:
+            self._inside -= 1
+        self._flows.leave(passing.item)
+        if self._waiting:
+            self._loop.call_soon(self._admit)
         if isinstance(told, PenstockError):
             named = told if isinstance(told, Cancelled) else prefixed(f"in {self._title}, ", told)
             self._answers.fail(passing, named, Failure.of(told))
             return
         started_ns, now_ns = passing.started_ns, time.monotonic_ns()
         times = BatchTimes(started_ns, started_ns, now_ns, now_ns)
-        self._answers.give(Batch([passing], passing.rows, Reason.ALONE, started_ns), [told], times, now_ns)
+        self._answers.give(Batch([passing], passing.rows, Reason.ALONE, started_ns), [dict(told)], times, now_ns)

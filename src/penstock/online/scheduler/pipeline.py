@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from penstock.errors import Cancelled
 from penstock.online.daemon import on_daemon_thread
@@ -29,7 +30,9 @@ from penstock.online.scheduler.graph import GraphScheduler, Passing
 from penstock.pipeline.executor import Told, Work
 from penstock.pipeline.function import Function
 from penstock.pipeline.streaming.binding import bind
+from penstock.pipeline.streaming.fairness import Item
 from penstock.pipeline.streaming.line import Line
+from penstock.pipeline.value import Value
 from penstock.pipeline.wire import to_tensors, to_values
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.resources import usable_cores
@@ -37,6 +40,7 @@ from penstock.telemetry.statistics import ModelStatistics
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
 
+_SAMPLE, _ELEMENT_BYTES = 64, 64
 Submit = Callable[[InferRequest, Done, Any], Cancellable | None]
 """Submits a request to a model, on the event loop."""
 
@@ -45,10 +49,10 @@ class PipelineScheduler(GraphScheduler):
     """The ``Scheduler`` that the module's docstring describes. ``parts`` are the handles of the function's models, by name.
 
     At most ``max_inside`` requests are in progress. The others wait with their encoded inputs, so that decoded pictures take a bounded
-    amount of memory.
+    amount of memory. Clients share the threads fairly: a request of a client that has received less work goes first.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - collaborators and a keyword-only limit
         self,
         function: Function,
         parts: Mapping[str, EnsemblePart],
@@ -57,17 +61,21 @@ class PipelineScheduler(GraphScheduler):
         loop: asyncio.AbstractEventLoop,
         statistics: ModelStatistics,
         tracer: Tracer | None = None,
+        *,
+        max_bytes: int | None = None,
     ) -> None:
         cores = usable_cores()
         most = 2 * (cores + sum(part.scheduler.config.max_batch for part in parts.values()))
-        super().__init__(f"pipeline '{statistics.name}'", most, config, loop, statistics, tracer)
+        line = Line(
+            bind(function, {name: _Caller(self, part) for name, part in parts.items()}), cores, max_bytes=max_bytes
+        )
+        super().__init__(f"pipeline '{statistics.name}'", most, config, loop, statistics, tracer, line.flows)
         self.function = function
         self._submit = submit
         self._parts = parts
         self._requests: dict[int, InferRequest] = {}
         """The requests in progress, by number. Their steps' requests have the same client, deadline and priority."""
-        models = {name: _Caller(self, part) for name, part in parts.items()}
-        self._line = Line(bind(function, models), cores)
+        self._line = line
         self._is_started = False
 
     @property
@@ -99,11 +107,16 @@ class PipelineScheduler(GraphScheduler):
         number = passing.number
         self._requests[number] = msgspec.structs.replace(passing.request, inputs={}, parameters={})
         outputs = passing.request.outputs
-        passing.run = _Item(self._line, number, outputs, lambda told: self.on_loop(partial(self._ended, passing, told)))
+        passing.run = _Item(
+            self._line, passing.item, outputs, lambda told: self.on_loop(partial(self._ended, passing, told))
+        )
         passing.release = partial(self._requests.pop, number, None)
         if not self._is_started:
             self._is_started = True
             self._line.start()
+
+    def _size(self, values: Mapping[str, Value]) -> int:
+        return sum(map(_size, values.values()))
 
     def _to_graph(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         return to_values(self.function, inputs)
@@ -112,12 +125,24 @@ class PipelineScheduler(GraphScheduler):
         return to_tensors(self.function, told)
 
 
+def _size(value: Value) -> int:
+    """The approximate bytes of ``value``."""
+    if isinstance(value, np.ndarray):
+        if not value.dtype.hasobject:
+            return value.nbytes
+        value = value.reshape(-1)
+    if isinstance(value, np.ndarray | list):
+        some = [_size(one) for one in value[:_SAMPLE]]
+        return sum(some) * len(value) // max(1, len(some)) + _ELEMENT_BYTES * len(value)
+    return len(value) if hasattr(value, "__len__") else _ELEMENT_BYTES
+
+
 class _Item:
     """One request on the line."""
 
-    def __init__(self, line: Line, number: int, outputs: tuple[str, ...], done: Callable[[Told], None]) -> None:
+    def __init__(self, line: Line, item: Item, outputs: tuple[str, ...], done: Callable[[Told], None]) -> None:
         self._line = line
-        self._number = number
+        self._item = item
         self._outputs = outputs
         self._done = done
         self._is_begun = self._is_over = False
@@ -125,11 +150,11 @@ class _Item:
     def begin(self, inputs: Mapping[str, Array]) -> None:
         if not self._is_over:
             self._is_begun = True
-            self._line.begin(self._number, inputs, self._done, self._outputs)
+            self._line.begin(self._item, inputs, self._done, self._outputs)
 
     def cancel(self) -> None:
         if self._is_begun:
-            self._line.cancel(self._number)
+            self._line.cancel(self._item.number)
         elif not self._is_over:
             self._is_over = True
             self._done(Cancelled("the request was cancelled"))

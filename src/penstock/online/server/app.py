@@ -33,6 +33,7 @@ from penstock.online.scheduler.ensemble import Models
 from penstock.online.scheduler.rate_limiter import RateLimiter, read_resources
 from penstock.online.server.access.admission import Admission, ByteBudget
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.application import Application, Ready, models_at_start
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
@@ -138,12 +139,13 @@ def build(
         tracer,
         admission if access.enabled else None,
         name=config.server_name,
+        response_limit=ResponseLimit(config.max_response_bytes),
         recorder=recording.requests,
         is_complete=lambda: manager.is_complete or not config.strict_readiness,
     )
     resources = read_resources(config.rate_limit_resource)
     assembler = Assembler(
-        RequestLimits(config.max_queue, config.max_request_rows, config.metrics_summaries),
+        RequestLimits(config.max_queue, config.max_request_rows, config.metrics_summaries, config.max_pipeline_bytes),
         tracer,
         cache,
         Models(repository.find, dataplane.call),
@@ -161,9 +163,8 @@ def build(
     )
     files = allow_open_files(config.max_connections + _OTHER_FILES)
     connections = Connections(max(1, min(config.max_connections, files - _OTHER_FILES)))
-    metrics = MetricsPage(
-        repository.statistics, connections.by_protocol, lambda: budget.used, lambda: recording.dropped
-    )
+    gauges = connections.by_protocol, lambda: budget.used, lambda: recording.dropped
+    metrics = MetricsPage(repository.statistics, *gauges)
     control = ControlPlane(repository, shared_memory, tracer, recording.log, group, metrics, manager)
     endpoints = Endpoints(config, clock, connections, dataplane, control, admission, budget)
     return Application(

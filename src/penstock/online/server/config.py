@@ -124,9 +124,15 @@ class ServerConfig(msgspec.Struct, frozen=True):
     max_json_bytes: _Count = 16 << 20
     """Maximum size of the JSON in an HTTP inference request, after decompression. Larger JSON is rejected with 413. Binary tensors
     do not count."""
+    max_response_bytes: _Bytes = 64 << 20
+    """Maximum size of one response, as JSON or as a message, before compression. Larger responses are refused with 413, in gRPC with
+    RESOURCE_EXHAUSTED. Outputs in shared memory do not count. 0 sets no limit."""
     max_inflight_bytes: _Bytes = 1 << 30
     """Maximum bytes in memory of all requests, open gRPC calls, decoded tensors and unread responses. Further requests are rejected
     with 503. Must be at least ``max_request_bytes``. 0 sets no limit."""
+    max_pipeline_bytes: _Count | None = None
+    """Maximum bytes of intermediate results, such as decoded pictures, of each pipeline. At the limit, no step of a further request
+    starts until results are freed. Defaults to an eighth of the machine's or container's memory, at least 64 MiB."""
     max_header_bytes: _Count = 64 << 10
     """Maximum bytes of a request's headers, plus 32 bytes per header. Requests with larger headers are rejected with 431."""
     max_connections: _Count = 10_000

@@ -15,6 +15,7 @@ from penstock.online.repository.handle import Handle
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.access.admission import Admission
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.recording.request_recorder import RequestRecorder
 from penstock.online.server.shared_memory.arrivals import Arrivals
 from penstock.online.server.shared_memory.lease import Lease
@@ -64,6 +65,7 @@ class DataPlane:
         admission: Admission | None = None,
         *,
         name: str = "penstock",
+        response_limit: ResponseLimit = ResponseLimit(),  # noqa: B008 - immutable
         recorder: RequestRecorder | None = None,
         is_complete: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -75,6 +77,8 @@ class DataPlane:
         """The shared-memory regions to which requests refer."""
         self.tracer = tracer
         """Transports read the client's trace context only while the tracer is enabled."""
+        self.response_limit = response_limit
+        """Transports refuse to send larger responses."""
         self._served = served
         self._clock = clock
         self._admission = admission

@@ -11,10 +11,9 @@ A ``map`` step is a run of its inner pipeline for each element. The elements' mo
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -25,36 +24,43 @@ from penstock.pipeline.executor import PipelineRun, Told, Work
 from penstock.pipeline.graph import PipelineStep
 from penstock.pipeline.streaming.apart import Movable, Processes
 from penstock.pipeline.streaming.binding import Bound, BoundFunction
-from penstock.pipeline.streaming.memory import Memory
+from penstock.pipeline.streaming.fairness import Flow, Flows, Item
+from penstock.pipeline.streaming.memory import Memory, default_limit
 from penstock.pipeline.streaming.models import from_rows
 from penstock.pipeline.streaming.stage import Inputs, StageCall, StageSpec
 from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.streaming.workers import Workers
 from penstock.pipeline.value import Value
+from penstock.resources import usable_memory
 
-_MAX_BYTES = 1 << 30
+_WINDOW = 256
+"""Elements of a ``map`` that are in progress at a time: enough for full batches, and few enough for lists of a million elements."""
 
 
 class Line:
     """Items in progress, and the workers that run their steps; also a context manager. Any thread may call its methods."""
 
     def __init__(
-        self, bound: Bound, threads: int = 0, timeline: Timeline | None = None, max_bytes: int = _MAX_BYTES
+        self, bound: Bound, threads: int = 0, timeline: Timeline | None = None, max_bytes: int | None = None
     ) -> None:
-        """While results of steps take more than ``max_bytes`` of memory, no further item is started."""
+        """While results of steps take more than ``max_bytes`` of memory, no further item is started. See ``default_limit``."""
         self._bound = bound
         self._timeline = timeline
         self._told = threading.Condition(threading.RLock())
         """Guards all runs."""
         self._has_threads = threads > 0
         self._processes = Processes(threads)
-        self._runs: dict[int, PipelineRun] = {}
-        self._memory = Memory(max_bytes)
+        self._runs: dict[int, tuple[PipelineRun, Item]] = {}
+        self.flows = Flows()
+        """Items may belong to flows. The caller enters and leaves them."""
+        self._own = Flow(self.flows)
+        self._memory = Memory(default_limit(usable_memory()) if max_bytes is None else max_bytes)
         self.workers = Workers(
             self._moved(bound.stages) if threads > 1 else bound.stages,
             self._locked,
             self._memory,
-            self._oldest,
+            self.flows,
+            self._has_started,
             threads,
             timeline,
         )
@@ -78,13 +84,14 @@ class Line:
         return not self._runs and self.workers.is_empty
 
     def begin(
-        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str] = ()
+        self, item: Item | int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str] = ()
     ) -> None:
-        """Start item ``number``. ``done`` is called once, with the outputs or an error.
+        """Start ``item``, or the item with this number. ``done`` is called once, with the outputs or an error.
 
         ``outputs`` are the wanted outputs; by default all that are bound. Steps that they do not need do not run.
         """
-        self._locked(partial(self._begin, number, inputs, done, outputs))
+        one = Item(item, self._own) if isinstance(item, int) else item
+        self._locked(partial(self._begin, one, inputs, done, outputs))
 
     def cancel(self, number: int) -> None:
         """End item ``number`` with Cancelled, unless it has ended."""
@@ -105,14 +112,14 @@ class Line:
     def close(self) -> None:
         """Cancel all items, end the threads, and wait for the steps in progress. Idempotent."""
         with self._told:
-            for run in list(self._runs.values()):
+            for run, _ in list(self._runs.values()):
                 run.cancel()
         self.workers.stop()
         self._processes.close()
 
-    def _oldest(self) -> float:
-        """The oldest item in progress. Called by any thread, without the lock."""
-        return min(list(self._runs), default=math.inf)
+    def _has_started(self) -> bool:
+        """True if an item in progress has been started. Called by any thread, without the lock."""
+        return any(item.is_started for _, item in list(self._runs.values()))
 
     def _moved(self, stages: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
         """``stages``, in which movable steps run where they are faster."""
@@ -131,24 +138,25 @@ class Line:
         self.workers.look_again()
 
     def _begin(
-        self, number: int, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str]
+        self, item: Item, inputs: Mapping[str, Value], done: Callable[[Told], None], outputs: Sequence[str]
     ) -> None:
         def ended(told: Told) -> None:
-            self._runs.pop(number, None)
+            self._runs.pop(item.number, None)
             self._memory.forget(told)
             done(told)
 
         scope = self._bound.scope
         plan = scope.graph.plan(outputs) if outputs else scope.plan
-        run = self._runs[number] = PipelineRun(plan, partial(self._start, scope, number), ended)
+        run = PipelineRun(plan, partial(self._start, scope, item), ended)
+        self._runs[item.number] = run, item
         run.begin(inputs)
 
     def _cancel(self, number: int) -> None:
-        if run := self._runs.get(number):
-            run.cancel()
+        if found := self._runs.get(number):
+            found[0].cancel()
 
     def _start(
-        self, scope: BoundFunction, item: int, step: PipelineStep, inputs: Inputs, done: Callable[[Told], None]
+        self, scope: BoundFunction, item: Item, step: PipelineStep, inputs: Inputs, done: Callable[[Told], None]
     ) -> Work | None:
         part = scope.parts[step.name]
         if isinstance(part, str):
@@ -160,58 +168,72 @@ class Line:
 
         def answered(told: Told) -> None:
             if self._timeline is not None:
-                self._timeline.add(part.path, (item,), part.step.model, start_ns)
+                self._timeline.add(part.path, (item.number,), part.step.model, start_ns)
             self._memory.add(told)
             self._locked(partial(done, from_rows(part.step, told)))
 
-        return part.caller.start(item, part.step.to_model(inputs), answered)
+        return part.caller.start(item.number, part.step.to_model(inputs), answered)
 
 
 class _Map:
-    """A ``map`` step of one item: a run of the inner function for each element."""
+    """A ``map`` step of one item: a run of the inner function for each element, of which at most ``_WINDOW`` are in progress."""
 
     def __init__(self, start: Callable[..., Work | None], scope: BoundFunction, done: Callable[[Told], None]) -> None:
         self._start = start
         self._scope = scope
         self._done: Callable[[Told], None] | None = done
-        self._runs: list[PipelineRun] = []
-        self._results: list[Mapping[str, Value] | None] = []
+        self._inputs: Inputs = {}
+        self._elements: Iterator[tuple[int, Value]] = iter(())
+        self._runs: dict[int, PipelineRun] = {}
+        self._results: dict[str, list[Value]] = {}
         self._missing = 0
+        self._is_filling = False
 
     def begin(self, inputs: Inputs) -> Work | None:
-        """Start all elements. Returns None if the step has ended."""
+        """Start the first elements. Returns None if the step has ended."""
         elements = inputs.pop(self._scope.over)
-        self._missing, self._results = len(elements), [None] * len(elements)
-        if not elements:
-            self._finish({name: [] for name in self._scope.plan.wanted})
-        for number, element in enumerate(elements):
-            if self._done is None:
-                break
-            run = PipelineRun(self._scope.plan, self._start, partial(self._answered, number))
-            self._runs.append(run)
-            run.begin({**inputs, self._scope.each: element})
+        self._missing, self._inputs, self._elements = len(elements), inputs, enumerate(elements)
+        self._results = {name: [None] * len(elements) for name in self._scope.plan.wanted}
+        if elements:
+            self._fill()
+        else:
+            self._finish(self._results)
         return None if self._done is None else self
 
     def cancel(self) -> None:
         """Cancel all elements."""
-        self._done = None
-        for run in self._runs:
+        self._done, self._inputs, self._elements, self._results = None, {}, iter(()), {}
+        for run in list(self._runs.values()):
             run.cancel()
-        self._results.clear()
+        self._runs.clear()
+
+    def _fill(self) -> None:
+        """Start further elements. A loop replaces recursion, because elements may end at once."""
+        if self._is_filling:
+            return
+        self._is_filling = True
+        while self._done is not None and len(self._runs) < _WINDOW and (following := next(self._elements, None)):
+            number, element = following
+            run = self._runs[number] = PipelineRun(self._scope.plan, self._start, partial(self._answered, number))
+            run.begin({**self._inputs, self._scope.each: element})
+        self._is_filling = False
 
     def _answered(self, number: int, told: Told) -> None:
         if self._done is None:
             return
+        self._runs.pop(number, None)
         if isinstance(told, PenstockError):
             done = self._done
             self.cancel()
             done(told if isinstance(told, Cancelled) else prefixed(f"element {number}: ", told))
             return
-        self._results[number] = told
+        for name, results in self._results.items():
+            results[number] = told[name]
         self._missing -= 1
-        if not self._missing:
-            results = [result for result in self._results if result is not None]
-            self._finish({name: [result[name] for result in results] for name in self._scope.plan.wanted})
+        if self._missing:
+            self._fill()
+        else:
+            self._finish(self._results)
 
     def _finish(self, told: Told) -> None:
         done, self._done = self._done, None

@@ -11,8 +11,14 @@ import numpy as np
 from penstock.pipeline.executor import Told
 from penstock.tensor import Array
 
+_SHARE, _LEAST_BYTES = 8, 64 << 20
 SMALL_BYTES = 64 << 10
 """Smaller results are not counted. Requests are limited in number, so that these results take little memory."""
+
+
+def default_limit(memory_bytes: int) -> int:
+    """Bytes of intermediate results that one function may hold on a machine with ``memory_bytes``, of which 0 means unknown."""
+    return max(_LEAST_BYTES, memory_bytes // _SHARE)
 
 
 class Memory:

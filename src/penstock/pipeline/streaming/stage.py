@@ -1,19 +1,20 @@
 """A stage: one step of a pipeline with the queue of its calls. ``take`` decides which call a free worker runs next.
 
-All stages share the cores. ``take`` prefers the oldest item, so each stage receives the share of the cores that its cost requires,
-and items leave in about the order in which they came. Queues are bounded, because the number of items in progress is.
+All stages share the cores. ``take`` prefers the flow that has received the least work, and of a flow the oldest item, so each stage
+receives the share of the cores that its cost requires, and the items of a flow leave in about the order in which they came. Queues are
+bounded, because the number of items in progress is.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.fairness import FairQueue, Item
 from penstock.pipeline.value import Value
 
 Inputs = dict[str, Value]
@@ -46,8 +47,7 @@ class StageSpec(msgspec.Struct, frozen=True, eq=False):
 class StageCall(msgspec.Struct, eq=False):
     """A call of a step for one item. ``done`` receives the outcome, unless the call is cancelled first."""
 
-    item: int
-    """Number of the item; older items have lower numbers."""
+    item: Item
     inputs: Inputs
     done: Callable[[Told], None]
     is_cancelled: bool = False
@@ -67,18 +67,18 @@ class StageQueue:
         """Later stages have greater depths."""
         self.busy = 0
         """Number of batches in progress."""
-        self.groups: dict[Hashable, deque[StageCall]] = defaultdict(deque)
+        self.groups: dict[Hashable, FairQueue[StageCall]] = defaultdict(FairQueue)
 
     def add(self, call: StageCall) -> None:
         """Append ``call`` to the queue of its group."""
-        self.groups[self.spec.group(call.inputs)].append(call)
+        self.groups[self.spec.group(call.inputs)].add(call)
 
-    def forget_cancelled(self) -> None:
-        """Remove the cancelled calls at the heads of the queues, and empty queues."""
+    def heads(self, only_started: bool = False) -> Iterator[tuple[Hashable, FairQueue[StageCall], StageCall]]:
+        """The call to take next of each group. Removes cancelled calls at the heads of the queues, and empty queues."""
         for group, queue in list(self.groups.items()):
-            while queue and queue[0].is_cancelled:
-                queue.popleft()
-            if not queue:
+            if (call := queue.first(only_started)) is not None:
+                yield group, queue, call
+            elif not queue:
                 del self.groups[group]
 
 
@@ -90,34 +90,37 @@ class StageBatch(NamedTuple):
     inputs: list[Inputs]
 
 
-def take(stages: Iterable[StageQueue], newest: float = math.inf) -> StageBatch | None:
+def take(
+    stages: Iterable[StageQueue], is_full: bool = False, has_started: Callable[[], bool] = lambda: False
+) -> StageBatch | None:
     """Remove the calls that should run next from their queue; None if no stage can start one.
 
-    Full batches and calls that need not wait come first, and among these the oldest item, then the later stage. Calls for items
-    after ``newest`` stay in their queues.
+    Full batches and calls that need not wait come first, and among these the item with the lowest rank, then the later stage. If the
+    memory ``is_full``, only items that have been started run, or one item if none ``has_started``.
     """
-    best: tuple[tuple[bool, int, int], StageQueue, Hashable] | None = None
+    only_started = is_full and has_started()
+    best: tuple[tuple[bool, tuple[float, int], int], StageQueue, Hashable, StageCall] | None = None
     for stage in stages:
-        stage.forget_cancelled()
         if stage.spec.limit and stage.busy >= stage.spec.limit:
             continue
-        for group, queue in stage.groups.items():
-            if queue[0].item > newest:
-                continue
+        for group, queue, call in stage.heads(only_started):
             is_partial = stage.spec.waits and len(queue) < stage.spec.max_batch
-            rank = is_partial, queue[0].item, -stage.depth
+            rank = is_partial, call.item.rank, -stage.depth
             if best is None or rank < best[0]:
-                best = rank, stage, group
+                best = rank, stage, group, call
     if best is None:
         return None
-    _, stage, group = best
+    _, stage, group, first = best
     queue, batch = stage.groups[group], StageBatch(stage, [], [])
-    while queue and len(batch.calls) < stage.spec.max_batch and queue[0].item <= newest:
-        call = queue.popleft()
-        inputs = call.inputs  # read first: another thread may cancel the call now, which empties the inputs
-        if not call.is_cancelled:
-            batch.calls.append(call)
+    next_call: StageCall | None = first
+    while next_call is not None:
+        queue.remove(next_call)
+        inputs = next_call.inputs  # read first: another thread may cancel the call now, which empties the inputs
+        if not next_call.is_cancelled:
+            next_call.item.start()
+            batch.calls.append(next_call)
             batch.inputs.append(inputs)
+        next_call = queue.first(is_full) if len(batch.calls) < stage.spec.max_batch else None
     if not queue:
         del stage.groups[group]
     stage.busy += 1

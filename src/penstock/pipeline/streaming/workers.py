@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Self
 
 from penstock.errors import PenstockError
 from penstock.pipeline.executor import Told
+from penstock.pipeline.streaming.fairness import Flows
 from penstock.pipeline.streaming.memory import Memory
 from penstock.pipeline.streaming.stage import Inputs, StageBatch, StageCall, StageQueue, StageSpec, take
 from penstock.pipeline.streaming.timeline import Timeline
@@ -27,7 +27,7 @@ class Workers:
     """Runs calls of stages on ``threads`` threads between ``start`` and ``stop``; also a context manager.
 
     Outcomes are delivered through ``post``. ``add`` may be called from any thread. While ``memory`` is full, only items that have
-    been started and the ``oldest`` item run.
+    been started run, or one item if none in progress ``has_started``. The time of each call is charged to its flow.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class Workers:
         specs: Mapping[str, StageSpec],
         post: Post,
         memory: Memory,
-        oldest: Callable[[], float],
+        flows: Flows,
+        has_started: Callable[[], bool],
         threads: int = 0,
         timeline: Timeline | None = None,
     ) -> None:
         self._stages = {name: StageQueue(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
         self._post = post
         self._memory = memory
-        self._oldest = oldest
-        self._newest = -math.inf
-        """The newest item that has been started."""
+        self._flows = flows
+        self._has_started = has_started
         self._is_full = False
         """True if the memory was full when a thread last looked."""
         self._timeline = timeline
@@ -83,9 +83,7 @@ class Workers:
     def is_empty(self) -> bool:
         """True if no call waits or is in progress."""
         with self._changed:
-            for stage in self._stages.values():
-                stage.forget_cancelled()
-            return not any(stage.busy or stage.groups for stage in self._stages.values())
+            return not any(stage.busy or any(stage.heads()) for stage in self._stages.values())
 
     def add(self, stage: str, call: StageCall) -> None:
         """Let ``call`` wait for a worker."""
@@ -135,16 +133,16 @@ class Workers:
 
     def _take(self) -> StageBatch | None:
         self._is_full = self._memory.is_full
-        newest = max(self._newest, self._oldest()) if self._is_full else math.inf
-        if (batch := take(self._stages.values(), newest)) is not None:
-            self._newest = max(self._newest, *(call.item for call in batch.calls))
-        return batch
+        return take(self._stages.values(), self._is_full, self._has_started)
 
     def _run(self, batch: StageBatch) -> None:
         start_ns = time.perf_counter_ns()
         outcomes = _outcomes(batch.stage.spec, batch.inputs)
+        seconds = (time.perf_counter_ns() - start_ns) / 1e9 / max(1, len(batch.calls))
+        for call in batch.calls:
+            self._flows.charge(call.item, seconds)
         if self._timeline is not None:
-            items = (call.item for call in batch.calls)
+            items = (call.item.number for call in batch.calls)
             self._timeline.add(batch.stage.spec.name, items, threading.current_thread().name, start_ns)
         self._own.is_free = True
         self.finish(batch, outcomes)

@@ -15,6 +15,7 @@ from penstock.clock import ManualClock
 from penstock.errors import Code, InvalidConfig, PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable
 from penstock.online.server.access.admission import Admission
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.access.table import RULES, AccessTable, Needs, read_restrictions
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
@@ -51,13 +52,13 @@ def test_restrictions_that_are_wrong(texts: list[str], message: str) -> None:
 
 def made_resources() -> list[Resource]:
     """All HTTP resources, with planes that are never called."""
-    plane = cast(Any, SimpleNamespace(shared_memory=None))
+    plane = cast(Any, SimpleNamespace(shared_memory=None, response_limit=ResponseLimit()))
     resources = make_resources(plane, plane, EVERYONE, ServerConfig())
     return [*resources, *metrics_resources(plane)]
 
 
 def made_methods(table: AccessTable) -> dict[bytes, GrpcMethod]:
-    plane = cast(Any, SimpleNamespace(shared_memory=None))
+    plane = cast(Any, SimpleNamespace(shared_memory=None, response_limit=ResponseLimit()))
     return GrpcService(plane, plane, table, 8).methods
 
 

@@ -12,6 +12,7 @@ from calls import FakeCall, invoke
 from penstock.clock import SystemClock
 from penstock.errors import Code
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.grpc.service import GrpcService
 from penstock.protocol import messages
@@ -75,7 +76,7 @@ def ask(method: str, access: Path | None = None, metadata: Any = None, **fields:
 
 
 def made(control: Control, access: Path | None = None) -> GrpcService:
-    plane: Any = SimpleNamespace(shared_memory=None)
+    plane: Any = SimpleNamespace(shared_memory=None, response_limit=ResponseLimit())
     return GrpcService(plane, control, AccessTable(Access(access, SystemClock())), 8)  # type: ignore[arg-type]
 
 

@@ -10,6 +10,7 @@ import pytest
 from calls import FakeCall
 from gated_grpc import request, result
 from penstock.errors import Code, InvalidArgument, NotFound, Unavailable
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.grpc.inference import Inference
 from penstock.protocol import messages
@@ -41,12 +42,15 @@ class Plane:
 
     def __init__(self) -> None:
         self.shared_memory = Lease()
+        self.response_limit = ResponseLimit()
         self.cancelled = 0
 
     def acquire(self, name: str, version: str, client: str) -> Any:
         if name == "gone":
             raise NotFound("gone")
-        return SimpleNamespace(signature=DOUBLER, labels={"y": ["cat", "dog"]}, decoupled=False, row_bytes=0)
+        return SimpleNamespace(
+            signature=DOUBLER, labels={"y": ["cat", "dog"]}, decoupled=False, row_bytes=0, function=None
+        )
 
     def check(self, request: InferRequest, client: str) -> None:
         if request.inputs["x"].shape[0] > 20_000:

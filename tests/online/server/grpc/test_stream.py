@@ -13,6 +13,7 @@ from calls import FakeCall
 from gated_grpc import request
 from penstock.errors import Cancelled, Code, NotFound, PenstockError, ResourceExhausted, Unavailable
 from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.grpc.inference import Inference
 from penstock.online.server.grpc.stream import InferStream
 from penstock.online.server.shared_memory.registry import SharedMemory
@@ -49,6 +50,7 @@ class Plane:
 
     def __init__(self) -> None:
         self.shared_memory = SharedMemory(enabled=False)
+        self.response_limit = ResponseLimit()
         self.asked: list[Asked] = []
 
     def enter(self, client: str) -> None:

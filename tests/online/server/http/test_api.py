@@ -12,11 +12,12 @@ from tritonclient.utils import InferenceServerException
 from http_servers import Client, GatedServer, get, infer, post
 from penstock.clock import ManualClock
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.http.resources import make_resources
 from penstock.testing import DOUBLER, FakeModel, double
 
-NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None))
+NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None, response_limit=ResponseLimit()))
 """Nothing is asked of it."""
 RESOURCES = [
     resource

@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from http_servers import LOOPS, GatedServer, get, infer
 from penstock.clock import ManualClock
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.http.openapi import document
 from penstock.online.server.http.resources import make_resources
@@ -38,7 +39,7 @@ CHECKS = [
     response_schema_conformance,
     unsupported_method,
 ]
-NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None))
+NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None, response_limit=ResponseLimit()))
 """Nothing is asked of it."""
 RESOURCES = make_resources(NO_PLANE, NO_PLANE, Access(None, ManualClock()), ServerConfig())
 DOCUMENT = document(RESOURCES)

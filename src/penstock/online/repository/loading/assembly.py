@@ -48,6 +48,8 @@ class RequestLimits(msgspec.Struct, frozen=True):
     """Maximum rows of a merged batch. Ignored for models whose configuration has ``max_batch_size``."""
     summaries: bool = False
     """True to keep recent durations for the summary metrics."""
+    max_pipeline_bytes: int | None = None
+    """Maximum bytes of intermediate results of one pipeline. See ``default_limit``."""
 
 
 class Assembler:
@@ -120,7 +122,10 @@ class Assembler:
         config = complete(source.given, source.name, "pipeline", signature_of_pipeline(function), None, 0)
         statistics = self._statistics(config, loaded.version, loaded.load_s)
         limits, loop = batching(config, self._limits.max_queue), asyncio.get_running_loop()
-        scheduler = PipelineScheduler(function, parts, self._models.call, limits, loop, statistics, self._tracer)
+        max_bytes = self._limits.max_pipeline_bytes
+        scheduler = PipelineScheduler(
+            function, parts, self._models.call, limits, loop, statistics, self._tracer, max_bytes=max_bytes
+        )
         return Handle(
             loaded.version,
             config,

@@ -32,6 +32,10 @@ class GrpcCall(Protocol):
         """The client's name in the keys file; empty if the method does not require a key."""
 
     @property
+    def carrier(self) -> object:
+        """The connection."""
+
+    @property
     def deadline(self) -> Deadline | None:
         """The time when the client stops waiting, on the system's monotonic clock; None if the client sets no timeout."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import PenstockError, bounded
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.request_layout import BoundedCache
 from penstock.protocol import messages
@@ -31,7 +32,8 @@ _NOTHING = b"\x32\x00"
 class GrpcAnswerEncoder:
     """Encodes responses. Caches the parts that recur. Used only on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: ResponseLimit = ResponseLimit()) -> None:  # noqa: B008 - immutable
+        self._limit = limit
         self._heads = BoundedCache[tuple[str, str], bytes]()
         self._described = BoundedCache[tuple[str, int, tuple[int, ...]], bytes]()
 
@@ -39,7 +41,7 @@ class GrpcAnswerEncoder:
         """Encode ``response`` as a message in parts. Outputs that the client wants in shared memory are written to shared memory.
 
         With ``inline``, returns None if a large output would have to be copied or converted. Raises InvalidArgument, and
-        ResourceExhausted if an output cannot be written to shared memory.
+        ResourceExhausted if an output cannot be written to shared memory, or if the response is too large.
         """
         text = self._head(response)
         raw: list[Buffer] = []
@@ -66,6 +68,7 @@ class GrpcAnswerEncoder:
         raw[0] = text + bytes(raw[0])
         if small:
             raw.append(small)
+        self._limit.check(response.outputs, raw)
         return raw
 
     def _head(self, response: InferResponse) -> bytes:

@@ -33,7 +33,7 @@ class Inference:
         self.dataplane = dataplane
         self._decoder = GrpcRequestDecoder(dataplane.shared_memory)
         self.decode = self._decoder.inline
-        self._write = GrpcAnswerEncoder()
+        self._write = GrpcAnswerEncoder(dataplane.response_limit)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
@@ -78,6 +78,7 @@ class Inference:
     ) -> Cancellable | None:
         """Pass a request of ``call`` to the data plane. See ``DataPlane.infer``."""
         request.deadline, request.client = call.deadline, call.client
+        request.origin = call.client or id(call.carrier)
         if self.dataplane.tracer.enabled:
             request.traceparent = _header(call, "traceparent")
             request.tracestate = _header(call, "tracestate")

@@ -332,12 +332,12 @@ class Exchange(msgspec.Struct, eq=False):
     def fail(self, error: PenstockError) -> None:
         """Answer with ``error``, and with the status and headers for this error."""
         headers = b""
-        if error.code in _BUSY:
+        code: int = getattr(error, "http_status", status.HTTP[error.code])
+        if error.code in _BUSY and code == status.HTTP[error.code]:
             seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
             headers = b"Retry-After: %d\r\n" % max(1, math.ceil(seconds))
         elif error.code is Code.UNAUTHENTICATED:
             headers = b"WWW-Authenticate: Bearer\r\n"
-        code: int = getattr(error, "http_status", status.HTTP[error.code])
         self.fail_with(code, str(error), headers)
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
@@ -353,6 +353,7 @@ class Exchange(msgspec.Struct, eq=False):
     def introduce(self, request: InferRequest) -> None:
         """Set the client and the trace context of ``request``."""
         request.client = self.client
+        request.origin = self.client or id(self.sink)
         head = self.head
         if head.traceparent:
             request.traceparent, request.tracestate = head.traceparent, head.tracestate

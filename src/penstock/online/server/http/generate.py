@@ -18,6 +18,7 @@ import orjson
 
 from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted, Unsupported
 from penstock.online.repository.handle import Handle
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec import large_json
@@ -49,11 +50,11 @@ class Generation:
 
     def generate(self, exchange: Exchange, route: Route) -> None:
         """Inference with plain JSON."""
-        self._start(exchange, route, _Single(exchange))
+        self._start(exchange, route, _Single(exchange, self._dataplane.response_limit))
 
     def generate_stream(self, exchange: Exchange, route: Route) -> None:
         """Inference with plain JSON and server-sent events."""
-        self._start(exchange, route, _Events(exchange))
+        self._start(exchange, route, _Events(exchange, self._dataplane.response_limit))
 
     def _start(self, exchange: Exchange, route: Route, done: Callable[[Outcome], None]) -> None:
         if exchange.head.json_length is not None:
@@ -128,8 +129,9 @@ class _Responses(ABC):
     _kept = 0
     """Bytes of encoded responses that are held until the last response."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, limit: ResponseLimit) -> None:
         self._exchange = exchange
+        self._limit = limit
         self._is_over = False
         self._waiting: deque[Outcome] = deque()
         self._waiting_bytes = 0
@@ -153,9 +155,8 @@ class _Responses(ABC):
             outcome, data = self._waiting[0], b""
             if isinstance(outcome, InferResponse) and outcome.outputs and not self._is_over:
                 try:
-                    arrays = outcome.outputs.values()
-                    steps = in_one_step(arrays, partial(write_response, outcome))
-                    data = await self._exchange.encoded(arrays, steps)
+                    steps = in_one_step(outcome.outputs, partial(write_response, outcome), self._limit)
+                    data = await self._exchange.encoded(outcome.outputs.values(), steps)
                 except Exception as error:  # noqa: BLE001 - as in ``_take``
                     outcome = as_error(error)
             self._take(outcome, data)

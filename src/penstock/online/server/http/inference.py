@@ -7,6 +7,7 @@ from functools import partial
 
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.classification import classify_in_steps, classify_outputs
 from penstock.online.server.dataplane import DataPlane
@@ -29,7 +30,7 @@ class HttpInference:
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
         self._decode = HttpRequestDecoder(dataplane.shared_memory)
-        self._encode = HttpAnswerEncoder()
+        self._encode = HttpAnswerEncoder(dataplane.response_limit)
         self._answer = partial(HttpInference.answer, self)
 
     def resources(self) -> list[Resource]:
@@ -60,7 +61,7 @@ class HttpInference:
         self._start(exchange, handle, request)
 
     def _start(self, exchange: Exchange, handle: Handle, request: InferRequest) -> None:
-        if exchange.client or exchange.head.traceparent:
+        if exchange.client or exchange.head.traceparent or handle.function is not None:
             exchange.introduce(request)
         if exchange.passage is not None:
             exchange.await_model(request.inputs)
@@ -124,21 +125,21 @@ def ask(
         request = InferRequest(handle.name, dict(inputs), handle.version)
         exchange.introduce(request)
         exchange.await_model(request.inputs)
-        exchange.submit(dataplane, handle, request, partial(_finish, exchange, write))
+        exchange.submit(dataplane, handle, request, partial(_finish, dataplane.response_limit, exchange, write))
 
     first = find()
     exchange.decode(partial(read, first), start)
 
 
-def _finish(exchange: Exchange, write: Write, outcome: Outcome) -> None:
+def _finish(limit: ResponseLimit, exchange: Exchange, write: Write, outcome: Outcome) -> None:
     if isinstance(outcome, PenstockError):
         exchange.fail(outcome)
         return
 
     async def write_later() -> None:
-        arrays = outcome.outputs.values()
-        steps = in_one_step(arrays, partial(write, outcome.outputs))
-        exchange.reply(200, JSON, await exchange.encoded(arrays, steps))
+        outputs = outcome.outputs
+        steps = in_one_step(outputs, partial(write, outputs), limit)
+        exchange.reply(200, JSON, await exchange.encoded(outputs.values(), steps))
 
     if not is_light(outcome.outputs.values()):
         exchange.later(write_later())

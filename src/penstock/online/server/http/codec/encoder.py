@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from penstock.errors import bounded
+from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec.json_tensor import to_json, to_pieces
@@ -44,16 +45,17 @@ class _Template(msgspec.Struct, frozen=True):
 class HttpAnswerEncoder:
     """Encodes responses. Caches templates for responses of the same layout. Used only on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: ResponseLimit = ResponseLimit()) -> None:  # noqa: B008 - immutable
+        self._limit = limit
         self._templates = BoundedCache[tuple[object, ...], _Template]()
 
     def __call__(self, response: InferResponse, form: AnswerForm, inline: bool = False) -> Encoded | None:
         """Encode ``response``. With ``inline``, returns None if encoding would take more time than switching threads.
 
-        Raises InvalidArgument if an output does not have the requested form.
+        Raises InvalidArgument if an output does not have the requested form, and ResponseTooLarge.
         """
         if form.placements or response.id or response.parameters:
-            return None if inline and not self.is_light(response, form) else _write(response, form)
+            return None if inline and not self.is_light(response, form) else self._write(response, form)
         outputs = response.outputs
         is_single = len(outputs) == 1
         if is_single:
@@ -74,14 +76,22 @@ class HttpAnswerEncoder:
             if template.is_small:
                 data = array.tobytes() if is_single else b"".join([array.tobytes() for array in outputs.values()])
                 return template.binary_headers, template.binary + data, ()
-            return template.binary_headers, template.binary, [to_wire(array) for array in outputs.values()]
-        return None if inline and not self.is_light(response, form) else _write(response, form)
+            tensors = [to_wire(array) for array in outputs.values()]
+            self._limit.check(outputs, tensors)
+            return template.binary_headers, template.binary, tensors
+        return None if inline and not self.is_light(response, form) else self._write(response, form)
 
     def in_steps(self, response: InferResponse, form: AnswerForm) -> Steps[Encoded]:
         """Encode a large response in short steps, on any thread. Returns the JSON in parts. Raises the same errors as ``__call__``."""
         parts: list[Buffer] = [_head(response)]
         tensors: list[Buffer] = []
         held = 0
+        texts = {
+            name: array
+            for name, array in response.outputs.items()
+            if name not in form.placements and name not in form.binary
+        }
+        self._limit.check_text(texts)
         for number, (name, array) in enumerate(response.outputs.items()):
             description = (b"," if number else b"") + _describe(name, array)
             if name in form.placements:
@@ -100,6 +110,7 @@ class HttpAnswerEncoder:
                 parts += [*pieces, b"}"]
                 held += sum(map(len, pieces))
         parts.append(b"]}")
+        self._limit.check(response.outputs, [*parts, *tensors])
         headers = _binary_headers(sum(map(len, parts))) if tensors else JSON
         return headers, b"", [*parts, *tensors]
 
@@ -108,6 +119,26 @@ class HttpAnswerEncoder:
         # Raw numeric tensors are sent without conversion.
         is_raw = form.binary is ALL and not form.classification
         return is_light(response.outputs.values(), is_raw)
+
+    def _write(self, response: InferResponse, form: AnswerForm) -> Encoded:
+        """Encode a response without using a template."""
+        parts: list[bytes] = []
+        tensors: list[Buffer] = []
+        for name, array in response.outputs.items():
+            description = _describe(name, array)
+            if name in form.placements:
+                form.placements[name].write(array)
+                parts.append(description + b"}")
+            elif name in form.binary:
+                tensor = to_wire(array)
+                parts.append(_sized(description, len(tensor)))
+                tensors.append(tensor)
+            else:
+                parts.append(b'%b,"data":%b}' % (description, to_json(name, array)))
+        text = _head(response) + b",".join(parts) + b"]}"
+        if tensors:
+            self._limit.check(response.outputs, [text, *tensors])
+        return (_binary_headers(len(text)), text, tensors) if tensors else (JSON, text, ())
 
     def _prepare(self, key: tuple[object, ...], response: InferResponse) -> _Template:
         head = _head(response)
@@ -143,36 +174,19 @@ def weight(array: Array) -> int:
     return array.nbytes + sum([len(one) for one in array.ravel().tolist() if isinstance(one, bytes | str)])
 
 
-def in_one_step(arrays: Iterable[Array], write: Callable[[], bytes]) -> Steps[bytes]:
-    """Call ``write`` in a single step. It encodes ``arrays`` as JSON."""
-    arrays = tuple(arrays)
-    yield _TEXT_GROWTH * sum(array.nbytes for array in arrays)
-    yield _TEXT_GROWTH * sum(map(weight, arrays))
-    return write()
+def in_one_step(outputs: Mapping[str, Array], write: Callable[[], bytes], limit: ResponseLimit) -> Steps[bytes]:
+    """Call ``write`` in a single step. It encodes ``outputs`` as JSON. Raises ResponseTooLarge."""
+    limit.check_text(outputs)
+    yield _TEXT_GROWTH * sum(array.nbytes for array in outputs.values())
+    yield _TEXT_GROWTH * sum(map(weight, outputs.values()))
+    text = write()
+    limit.check(outputs, [text])
+    return text
 
 
 def encode_error(message: str) -> bytes:
     """``{"error": message}``, with a long message shortened."""
     return orjson.dumps({"error": bounded(message)})
-
-
-def _write(response: InferResponse, form: AnswerForm) -> Encoded:
-    """Encode a response without using a template."""
-    parts: list[bytes] = []
-    tensors: list[Buffer] = []
-    for name, array in response.outputs.items():
-        description = _describe(name, array)
-        if name in form.placements:
-            form.placements[name].write(array)
-            parts.append(description + b"}")
-        elif name in form.binary:
-            tensor = to_wire(array)
-            parts.append(_sized(description, len(tensor)))
-            tensors.append(tensor)
-        else:
-            parts.append(b'%b,"data":%b}' % (description, to_json(name, array)))
-    text = _head(response) + b",".join(parts) + b"]}"
-    return (_binary_headers(len(text)), text, tensors) if tensors else (JSON, text, ())
 
 
 def _binary_headers(json_length: int) -> bytes:
