@@ -13,7 +13,7 @@ import msgspec
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig
 from penstock.pipeline.condition import Condition
-from penstock.pipeline.declaration import Declaration, DeclaredInput, DeclaredStep, Wiring, options_as
+from penstock.pipeline.declaration import Declaration, DeclaredInput, DeclaredStep, Wiring, all_steps, options_as
 from penstock.pipeline.function import Function, MapStep, ModelStep, ModelTraits, Work
 from penstock.pipeline.graph import Graph, PipelineStep, declare
 from penstock.pipeline.python_step import PythonStep, read_python_step
@@ -36,7 +36,7 @@ def checked(
     types that do not fit. Steps in Python run only with ``allow_python``.
     """
     error = declaration.error
-    run = {step.target for step in _all_steps(declaration.steps) if step.kind == "model"}
+    run = {step.target for step in all_steps(declaration.steps) if step.kind == "model"}
     for name in declaration.models:
         if name not in run:
             raise error(("models", name), f"no step runs the model '{name}'", "remove it, or add a step")
@@ -63,12 +63,6 @@ def checked(
         declaration.name, inputs, (*constants, *declaration.steps), declaration.outputs, declaration.optional
     )
     return msgspec.structs.replace(function, description=declaration.description)
-
-
-def _all_steps(steps: Sequence[DeclaredStep]) -> Iterator[DeclaredStep]:
-    for step in steps:
-        yield step
-        yield from _all_steps(step.steps)
 
 
 def _input_type(declaration: Declaration, name: str, given: DeclaredInput) -> ValueType:

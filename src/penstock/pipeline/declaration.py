@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -124,6 +124,13 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
             "examples": self.examples,
         }
         return {key: value for key, value in data.items() if value or key == "inputs"}
+
+
+def all_steps(steps: Iterable[DeclaredStep]) -> Iterator[DeclaredStep]:
+    """The ``steps``, each followed by the steps that it runs for each element."""
+    for step in steps:
+        yield step
+        yield from all_steps(step.steps)
 
 
 _KEYS = tuple(field.name for field in msgspec.structs.fields(Declaration) if field.name != "source")

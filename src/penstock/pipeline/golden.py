@@ -15,8 +15,7 @@ import numpy as np
 
 from penstock.errors import IntegrityError, PenstockError
 from penstock.pipeline.function import Function, MapStep, ModelStep
-from penstock.pipeline.inputs import check_inputs
-from penstock.pipeline.value import Value
+from penstock.pipeline.value import Value, check_inputs
 from penstock.tensor import Array, DataType, as_bytes, from_wire, to_wire
 
 _MAX_ELEMENTS = 4_096

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, prefixed, shortened
-from penstock.pipeline.inputs import read_array
-from penstock.pipeline.value import Media, Value, ValueType
+from penstock.pipeline.value import Media, Value, ValueType, read_array
 from penstock.runtime import Pipeline
 from penstock.storage.atomic import whole_file
 from penstock.tensor import DataType
