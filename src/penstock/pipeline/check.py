@@ -172,14 +172,16 @@ class _Checker:
             raise InvalidConfig(
                 f"'{one.target}' is {over}, not a list", "map runs its steps for each element of a list"
             )
-        element = msgspec.structs.replace(over, many=False)
+        element = msgspec.structs.replace(over, many=False, count=-1)
         inputs = {one.as_: element, **{name: kind for name, kind in given.items() if name != one.target}}
         wired = _wired(one, "output", one.outputs, ())
         inner = self.function(one.name, inputs, one.steps, tuple(wired))
         for name, kind in inner.outputs.items():
             if kind.many:
                 raise InvalidConfig(f"'{name}' is already a list for each element", "lists of lists are not supported")
-        many = {name: msgspec.structs.replace(kind, many=True) for name, kind in inner.outputs.items()}
+        many = {
+            name: msgspec.structs.replace(kind, many=True, count=over.count) for name, kind in inner.outputs.items()
+        }
         return MapStep(one.target, one.as_, inner), many
 
     def _graph(
@@ -344,6 +346,7 @@ def _add_types(types: dict[str, ValueType], step: PipelineStep, found: Mapping[s
     for own, value in step.outputs.items():
         if own not in found:
             raise InvalidConfig(f"there is no output '{own}'", did_you_mean(own, found))
-        if value in types and not found[own].fits(types[value]):
-            raise InvalidConfig(f"'{value}' is {found[own]} here, but {types[value]} as the result of another step")
-        types[value] = found[own]
+        known = types.setdefault(value, found[own])
+        if not found[own].fits(known):
+            raise InvalidConfig(f"'{value}' is {found[own]} here, but {known} as the result of another step")
+        types[value] = known.joined(found[own])

@@ -43,7 +43,9 @@ class ValueType(msgspec.Struct, frozen=True):
     datatype: DataType = DataType.FP32
     shape: tuple[int, ...] = ()
     many: bool = False
-    """True for a list of any number of such values."""
+    """True for a list of such values."""
+    count: int = -1
+    """Number of elements of a list; -1 if it varies or is unknown."""
     colour: str = ""
     """Order of an image's channels: ``rgb``, ``bgr``, ``grey`` or ``rgba``. Empty if unknown."""
     rate: int = 0
@@ -57,6 +59,19 @@ class ValueType(msgspec.Struct, frozen=True):
                 return False
         return len(self.shape) == len(wanted.shape) and all(
             one == two or -1 in (one, two) for one, two in zip(self.shape, wanted.shape, strict=True)
+        )
+
+    def joined(self, other: ValueType) -> ValueType:
+        """The type of a value that has either this type or the type ``other``, which it fits."""
+        shape = tuple(one if one == two else -1 for one, two in zip(self.shape, other.shape, strict=True))
+        return ValueType(
+            self.media if self.media is other.media else Media.TENSOR,
+            self.datatype,
+            shape,
+            self.many,
+            self.count if self.count == other.count else -1,
+            self.colour if self.colour == other.colour else "",
+            self.rate if self.rate == other.rate else 0,
         )
 
     def __str__(self) -> str:
