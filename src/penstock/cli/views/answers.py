@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,8 @@ def infer_pipeline(
             "seconds": seconds,
             "drawn": str(picture) if picture else None,
         }
+    if picture is not None and failure is None and not json:
+        print(f"drawn to {picture}", file=sys.stderr)  # stdout is JSON
     if failure is not None:
         failure.facts = facts
         raise failure
