@@ -57,7 +57,9 @@ def show(console: Console, opened: PipelineBundle) -> None:
     for path in manifest.python:
         console.print(f"[yellow]python[/yellow]  {escape(path)}: code, which runs only with --allow-python")
         console.print(escape(opened.files[path].decode(errors="replace")), soft_wrap=True)
-    console.print(f"golden  recorded examples: {len(opened.golden.examples)}, replayed when the bundle is loaded")
+    count = len(opened.golden.examples)
+    golden = f"recorded examples: {count}, replayed when" if count else "no examples, so nothing is compared when"
+    console.print(f"golden  {golden} the bundle is loaded")
     console.print(f"digest  sha256:{opened.digest}, verified")
 
 
