@@ -265,10 +265,18 @@ def listed(formats: Iterable[Format] = Format) -> str:
     return ", ".join(f"{TITLES[format]} ({files[format]})" for format in formats)
 
 
+def refuse_declaration(path: Path) -> None:
+    """Raise Unsupported if the file ``path`` is the declaration of a pipeline, which can only run as a bundle."""
+    if path.suffix.lower() in (".yaml", ".yml", ".toml") and path.is_file():
+        hint = f"pack it with `penstock pack {path} -o {path.stem}.bundle`, and use the bundle"
+        raise Unsupported(f"'{path.name}' is the declaration of a pipeline, not a bundle or a model", hint)
+
+
 def _main_file(path: Path) -> tuple[Path, Format]:
     """The main file of ``path``, and the model's format."""
     format = format_of(path)
     if format is None:
+        refuse_declaration(path)
         raise Unsupported(
             f"'{path.name}' is not a model file that Penstock reads",
             f"use one of: {listed()}",

@@ -12,7 +12,6 @@ from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.bundle.pipeline import open_pipeline
 from penstock.errors import (
     AlreadyExists,
-    InvalidArgument,
     InvalidConfig,
     InvalidInput,
     InvalidModel,
@@ -123,9 +122,9 @@ def test_an_example_that_fails(tmp_path: Path) -> None:
         scores_bundle(tmp_path, PYTHON, allow_python=True)
 
 
-def test_an_example_that_lacks_an_output(tmp_path: Path) -> None:
+def test_an_output_that_a_condition_makes_absent(tmp_path: Path) -> None:
     text = SCORES.replace("k: 1", "k: 1\n    when: limit > 0").replace("outputs:", "constants: {limit: 0}\noutputs:")
-    with pytest.raises(InvalidArgument, match="example 1: output 'label' is missing"):
+    with pytest.raises(InvalidConfig, match="line 17: the output 'label' is absent if limit = 0: step 'top_k' needs"):
         scores_bundle(tmp_path, text)
 
 

@@ -63,7 +63,13 @@ def test_every_command_refuses_an_unknown_file_in_the_same_words(
 ) -> None:
     np.savez("odd.npz", x=np.ones(3))
     (folder / "model.h5").write_bytes(b"keras")
-    for name, cause in (("model.h5", "is a text, not a model"), ("odd.npz", "contains arrays, not a model")):
+    (folder / "pipeline.yaml").write_text("name: digits")
+    causes = {
+        "model.h5": "is a text, not a model",
+        "odd.npz": "contains arrays, not a model",
+        "pipeline.yaml": "is the declaration of a pipeline, not a bundle or a model",
+    }
+    for name, cause in causes.items():
         done = penstock(*(part.format(name) for part in arguments))
         assert done.code == 2
         assert f"error: '{name}' {cause}\n  fix: " in done.err

@@ -192,3 +192,20 @@ def test_text_of_models() -> None:
     assert (array.shape, array[0]) == ((1,), "héllo".encode())
     assert work.from_model({"y": array}) == {"y": "héllo"}
     assert isinstance(work.from_model({"y": np.array([b"\xff"], object)})["y"], str)
+
+
+def test_a_value_of_two_steps_has_the_type_of_both() -> None:
+    """The type must not claim the size of the step that is checked last."""
+    inputs = {"a": {"shape": []}, "given": {"shape": [5]}}
+    wiring = {"in": "given", "out": {"scores": "best", "labels": "labels"}}
+    steps = [
+        {"step": "threshold", **wiring, "at": 0.5, "when": "a > 0"},
+        {"step": "top_k", **wiring, "k": 1, "when": "a <= 0"},
+    ]
+    changes: dict[str, Any] = {"inputs": inputs, "models": None, "labels": None, "examples": None}
+    found = function(**changes, steps=steps, outputs=["best", "labels"])
+    assert (found.types["best"].shape, found.types["labels"].count) == ((-1,), -1)
+    alone = function(
+        **changes | {"inputs": {"given": {"shape": [5]}}}, steps=[{**steps[1], "when": ""}], outputs=["labels"]
+    )
+    assert alone.types["labels"].count == 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
-from penstock.artifact import TITLES, Artifact, Format, format_of, local_path, sha256
+from penstock.artifact import TITLES, Artifact, Format, format_of, local_path, refuse_declaration, sha256
 from penstock.bundle import coded
 from penstock.bundle.manifest import (
     MANIFEST,
@@ -219,8 +219,9 @@ def _read_file(path: Path, file: BinaryIO) -> Contents:
 
 
 def _damage(path: Path, file: BinaryIO) -> IntegrityError:
-    """The error about a file whose seal is wrong."""
+    """The error about a file whose seal is wrong. Raises Unsupported if the file is the declaration of a pipeline."""
     if not zipfile.is_zipfile(file):
+        refuse_declaration(path)
         if (format := format_of(path)) is not None:
             return IntegrityError(
                 f"'{path.name}' is a model file ({TITLES[format]}), not a Penstock bundle",

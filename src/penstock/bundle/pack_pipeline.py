@@ -22,11 +22,11 @@ from penstock.pipeline.declaration import Declaration, DeclaredInput, parse
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.function import Function, MapStep
 from penstock.pipeline.golden import Example, ExampleInput, Golden, observed, record
-from penstock.pipeline.inputs import read_array
+from penstock.pipeline.presence import check_presence
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.source import MAX_BYTES, read_source
 from penstock.pipeline.steps.base import StepResources
-from penstock.pipeline.value import Media
+from penstock.pipeline.value import Media, read_array
 from penstock.resources import machine_facts
 from penstock.storage.base import is_contained
 from penstock.tensor import DataType, to_wire
@@ -87,6 +87,7 @@ def pack_pipeline(
     with tempfile.TemporaryDirectory() as folder:
         models = {name: _model(declared, path.parent, name, Path(folder)) for name in declared.models}
         function = checked(declared, {name: facts_of(one) for name, one in models.items()}, resources, allow_python)
+        check_presence(declared, function)
         packed = {f"models/{name}.bundle": _whole(one, Path(folder)) for name, one in models.items()}
     python = _python_files(function)
     if python and not allow_python:

@@ -212,12 +212,13 @@ def show(done: Conversion, pipeline: Beside = _NO_PIPELINE) -> None:
         console.print(f"{'beside':<9} {escape(', '.join(file.name for file in done.companions))}", soft_wrap=True)
     if pipeline.files:
         written = ", ".join(file.name for file in pipeline.files)
-        console.print(f"{'pipeline':<9} {escape(written)}; check it, then pack it with `penstock pack`", soft_wrap=True)
+        console.print(f"{'pipeline':<9} {escape(written)}; check the lines with CHECK, then", soft_wrap=True)
     elif pipeline.reason:
         console.print(f"{'note':<9} no pipeline.yaml was written: {escape(pipeline.reason)}", soft_wrap=True)
     for warning in done.warnings:
         console.print(f"[yellow]warning[/yellow]   {escape(warning)}", soft_wrap=True)
-    console.print(f"{'next':<9} {escape(f'penstock inspect {done.output}')}", soft_wrap=True)
+    pack = f"penstock pack {pipeline.files[0]} -o {Path(str(done.output)).stem}.bundle" if pipeline.files else ""
+    console.print(f"{'next':<9} {escape(pack or f'penstock inspect {done.output}')}", soft_wrap=True)
 
 
 def _spec(spec: TensorSpec, names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from penstock.artifact import Artifact, Format, format_of, listed
+from penstock.artifact import Artifact, Format, format_of, listed, refuse_declaration
 from penstock.bundle.evidence import Evidence
 from penstock.bundle.open import is_pipeline, may_be_bundle, open_bundle, open_model
 from penstock.bundle.titles import variant_title
@@ -113,6 +113,7 @@ def infer(
             raise InvalidArgument(f"'{bundle}' is a pipeline, which takes files", f"penstock infer {bundle} FILE")
         infer_pipeline(bundle, items or [], text or [], draw, allow_python, json)
         return
+    refuse_declaration(bundle)
     if items or text or draw is not None:
         _check_model(bundle)
         raise InvalidArgument(f"'{bundle}' is a model, which takes tensors", "name their file with --inputs")
@@ -123,9 +124,6 @@ def infer(
 
 def _check_model(given: Path) -> None:
     """Raises NotFound, IntegrityError or InvalidArgument if ``given``, which is no bundle of a pipeline, cannot be a model."""
-    if given.is_file() and given.suffix.lower() in (".yaml", ".yml", ".toml"):
-        hint = f"pack it with `penstock pack {given} -o {given.stem}.bundle`, and run the bundle"
-        raise InvalidArgument(f"'{given}' is the declaration of a pipeline", hint)
     if given.exists() and may_be_bundle(given):
         open_bundle(given)
     elif not given.exists() and not is_function(str(given)):

@@ -20,14 +20,13 @@ from penstock.bundle.titles import outcome, steps_title, title, variant_title, v
 from penstock.cli import options
 from penstock.cli.flags.sources import is_source, runnable
 from penstock.cli.views.sizes import show_sizes
-from penstock.cli.views.tables import make_console, print_table
+from penstock.cli.views.tables import make_console, print_table, specs_text
 from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument
 from penstock.inputs.meanings import meanings_of
 from penstock.perf.report import write_report
 from penstock.resources import machine_facts
 from penstock.storage.atomic import check_writable, real_path
-from penstock.tensor import TensorSpec
 
 _STYLES = {"chosen": "bold green", "rejected": "red", "failed": "red", "baseline": "bold"}
 
@@ -53,11 +52,14 @@ def inspect(
             help="Write an npz file with a few plausible rows for the model's inputs. Replace them with your data.",
         ),
     ] = None,
+    cuts: Annotated[
+        bool, typer.Option("--cuts", help="List the tensors at which `penstock split` can cut the model.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
 ) -> None:
     """Show a bundle's models, measurements, and rejected candidates with reasons. Verifies every digest.
 
-    For the bundle of a pipeline, show its steps, models, labels and code.
+    For the bundle of a pipeline, show its inputs, steps, conditions, outputs, models, labels and code.
 
     For a model, show its inputs and what they seem to mean, its operators, size and memory, the engines that run it, what INT8 would
     change, whether requests to it can be merged, and the command to type next.
@@ -72,6 +74,9 @@ def inspect(
     """
     options.check_folders([report], parents)
     path = local_path(bundle)
+    if cuts:
+        _inspect_cuts(path, report, template, json)
+        return
     if template is not None:
         _check_template(template)
     if not is_bundle(path) and (format_of(path) is not None or is_source(path)):
@@ -79,10 +84,7 @@ def inspect(
         return
     contents = read_bundle(bundle)
     if isinstance(contents.manifest, PipelineManifest):
-        if template is not None or report is not None:
-            raise InvalidArgument(
-                f"'{path}' contains a pipeline, which has no measurements", "remove --report and --template"
-            )
+        _refuse_files(f"'{path}' contains a pipeline, which has no measurements", report, template)
         _inspect_pipeline(PipelineBundle(contents, contents.manifest), json)
         return
     opened = as_model(contents)
@@ -113,6 +115,11 @@ def inspect(
         console.print(f"report  {escape(str(report))}")
 
 
+def _refuse_files(reason: str, report: Path | None, template: Path | None) -> None:
+    if report is not None or template is not None:
+        raise InvalidArgument(reason, "remove --report and --template")
+
+
 def _inspect_pipeline(opened: PipelineBundle, json: bool) -> None:
     from penstock.cli.views import pipeline  # noqa: PLC0415 - takes long, and other bundles do not need it
 
@@ -120,6 +127,15 @@ def _inspect_pipeline(opened: PipelineBundle, json: bool) -> None:
         print(msgspec.json.encode(pipeline.facts_of(opened)).decode())
     else:
         pipeline.show(make_console(), opened)
+
+
+def _inspect_cuts(path: Path, report: Path | None, template: Path | None, json: bool) -> None:
+    from penstock.cli.views.cuts import show_cuts  # noqa: PLC0415 - takes long, and is rarely needed
+
+    _refuse_files("--cuts writes no file", report, template)
+    if is_bundle(path):
+        raise InvalidArgument(f"'{path}' is a bundle, which cannot be split", "name the model that it was made from")
+    show_cuts(make_console(), path, json=json)
 
 
 def _inspect_model(path: Path, report: Path | None, template: Path | None, json: bool) -> None:
@@ -151,7 +167,8 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     """Print a manifest as text and tables."""
     serving = manifest.serving
     console.print(
-        f"[bold]{escape(manifest.name)}[/bold]  {_specs(manifest.signature.inputs)} → {_specs(manifest.signature.outputs)}"
+        f"[bold]{escape(manifest.name)}[/bold]  "
+        + escape(f"{specs_text(manifest.signature.inputs)} → {specs_text(manifest.signature.outputs)}")
     )
     served = variant_title(serving.variant, manifest.evidence)
     console.print(
@@ -287,8 +304,3 @@ def _optimization(evidence: Evidence) -> str:
         f"graph: {before} nodes in {evidence.baseline.latency_ms:.3f} ms, {after} after the passes in "
         f"{optimized.latency_ms:.3f} ms (FP32, {optimized.threads} thread(s))"
     )
-
-
-def _specs(specs: tuple[TensorSpec, ...]) -> str:
-    shapes = {spec.name: ", ".join("N" if dim < 0 else str(dim) for dim in spec.shape) for spec in specs}
-    return escape(", ".join(f"{spec.name} {spec.datatype.value}[{shapes[spec.name]}]" for spec in specs))

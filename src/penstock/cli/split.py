@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.artifact import Artifact, Format
 from penstock.cli import options
 from penstock.cli.flags.quantities import parse_milliseconds
-from penstock.cli.flags.sources import runnable
+from penstock.cli.views.cuts import splittable
 from penstock.cli.views.tables import make_console, print_table
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import InvalidArgument
 from penstock.offline.split import Cut, NetworkLink
 from penstock.offline.split import split as split_model
 from penstock.storage.atomic import replacing
@@ -29,7 +28,10 @@ def split(
     server_speed: Annotated[
         float, typer.Option(min=0.001, help="Speed of the server, as a multiple of this machine's.")
     ] = 4.0,
-    at: Annotated[str, typer.Option(help="Cut at this tensor instead of the best one.")] = "",
+    at: Annotated[
+        str,
+        typer.Option(help="Cut at this tensor instead of the best one; see `penstock inspect --cuts`."),
+    ] = "",
     threads: Annotated[int, typer.Option(min=1, help="Threads per call on this machine.")] = 1,
     parents: options.Parents = False,
     json: options.Json = False,
@@ -48,9 +50,7 @@ def split(
     options.check_folders([output], parents)
     if output.exists():
         raise InvalidArgument(f"'{output}' exists", "name a new folder")
-    artifact = Artifact.from_file(runnable(model))
-    if artifact.format is not Format.ONNX:
-        raise Unsupported("only ONNX models can be split", f"convert it first: penstock convert {model} -o model.onnx")
+    artifact = splittable(model)
     found = split_model(artifact, NetworkLink(mbits, parse_milliseconds(round_trip), server_speed), threads, at)
     if found.head is not None and found.tail is not None:
         with replacing(output, overwrite=False) as folder:

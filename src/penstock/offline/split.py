@@ -20,7 +20,7 @@ from penstock.offline.optimize.names import reads
 from penstock.offline.sessions import loaded
 from penstock.offline.synthetic import synthesize
 from penstock.perf.measure import feed, interleave
-from penstock.tensor import Array, to_wire
+from penstock.tensor import Array, DataType, TensorSpec, to_wire
 
 _MOST = 12
 """Cuts that are measured: those of least bytes, in different parts of the model."""
@@ -82,6 +82,21 @@ def cut_tensors(graph: onnx.GraphProto) -> list[str]:
         if len(live) == 1 and not live & (inputs | outputs) and live <= set(node.output):
             found += live
     return found
+
+
+def cut_specs(artifact: Artifact) -> list[TensorSpec]:
+    """The types of the tensors at which an ONNX model can be cut, in order. A size that the model does not tell is -1."""
+    proto = onnx.load_model_from_string(artifact.data)
+    typed = {one.name: one.type.tensor_type for one in shape_inference.infer_shapes(proto).graph.value_info}
+    return [
+        TensorSpec(
+            name,
+            DataType.from_onnx(typed[name].elem_type),
+            tuple(one.dim_value if one.HasField("dim_value") else -1 for one in typed[name].shape.dim),
+        )
+        for name in cut_tensors(proto.graph)
+        if name in typed
+    ]
 
 
 def _varying(graph: onnx.GraphProto, inputs: set[str]) -> list[onnx.NodeProto]:

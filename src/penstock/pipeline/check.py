@@ -13,7 +13,7 @@ import msgspec
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig
 from penstock.pipeline.condition import Condition
-from penstock.pipeline.declaration import Declaration, DeclaredInput, DeclaredStep, Wiring, options_as
+from penstock.pipeline.declaration import Declaration, DeclaredInput, DeclaredStep, Wiring, all_steps, options_as
 from penstock.pipeline.function import Function, MapStep, ModelStep, ModelTraits, Work
 from penstock.pipeline.graph import Graph, PipelineStep, declare
 from penstock.pipeline.python_step import PythonStep, read_python_step
@@ -36,7 +36,7 @@ def checked(
     types that do not fit. Steps in Python run only with ``allow_python``.
     """
     error = declaration.error
-    run = {step.target for step in _all_steps(declaration.steps) if step.kind == "model"}
+    run = {step.target for step in all_steps(declaration.steps) if step.kind == "model"}
     for name in declaration.models:
         if name not in run:
             raise error(("models", name), f"no step runs the model '{name}'", "remove it, or add a step")
@@ -63,12 +63,6 @@ def checked(
         declaration.name, inputs, (*constants, *declaration.steps), declaration.outputs, declaration.optional
     )
     return msgspec.structs.replace(function, description=declaration.description)
-
-
-def _all_steps(steps: Sequence[DeclaredStep]) -> Iterator[DeclaredStep]:
-    for step in steps:
-        yield step
-        yield from _all_steps(step.steps)
 
 
 def _input_type(declaration: Declaration, name: str, given: DeclaredInput) -> ValueType:
@@ -178,14 +172,16 @@ class _Checker:
             raise InvalidConfig(
                 f"'{one.target}' is {over}, not a list", "map runs its steps for each element of a list"
             )
-        element = msgspec.structs.replace(over, many=False)
+        element = msgspec.structs.replace(over, many=False, count=-1)
         inputs = {one.as_: element, **{name: kind for name, kind in given.items() if name != one.target}}
         wired = _wired(one, "output", one.outputs, ())
         inner = self.function(one.name, inputs, one.steps, tuple(wired))
         for name, kind in inner.outputs.items():
             if kind.many:
                 raise InvalidConfig(f"'{name}' is already a list for each element", "lists of lists are not supported")
-        many = {name: msgspec.structs.replace(kind, many=True) for name, kind in inner.outputs.items()}
+        many = {
+            name: msgspec.structs.replace(kind, many=True, count=over.count) for name, kind in inner.outputs.items()
+        }
         return MapStep(one.target, one.as_, inner), many
 
     def _graph(
@@ -350,6 +346,7 @@ def _add_types(types: dict[str, ValueType], step: PipelineStep, found: Mapping[s
     for own, value in step.outputs.items():
         if own not in found:
             raise InvalidConfig(f"there is no output '{own}'", did_you_mean(own, found))
-        if value in types and not found[own].fits(types[value]):
-            raise InvalidConfig(f"'{value}' is {found[own]} here, but {types[value]} as the result of another step")
-        types[value] = found[own]
+        known = types.setdefault(value, found[own])
+        if not found[own].fits(known):
+            raise InvalidConfig(f"'{value}' is {found[own]} here, but {known} as the result of another step")
+        types[value] = known.joined(found[own])

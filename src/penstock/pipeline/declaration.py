@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -126,10 +126,17 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
         return {key: value for key, value in data.items() if value or key == "inputs"}
 
 
+def all_steps(steps: Iterable[DeclaredStep]) -> Iterator[DeclaredStep]:
+    """The ``steps``, each followed by the steps that it runs for each element."""
+    for step in steps:
+        yield step
+        yield from all_steps(step.steps)
+
+
 _KEYS = tuple(field.name for field in msgspec.structs.fields(Declaration) if field.name != "source")
 _Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 _Label = str | int
-_TYPES: dict[str, Any] = {
+KEY_TYPES: dict[str, Any] = {
     "name": Annotated[str, msgspec.Meta(min_length=1, max_length=200)],
     "description": _Text,
     "models": dict[str, str],
@@ -148,7 +155,7 @@ _STEP_TYPES: dict[str, Any] = {
     "when": str,
     "description": _Text,
     "as": str,
-    "steps": _TYPES["steps"],
+    "steps": KEY_TYPES["steps"],
     "colour": Literal["rgb", "bgr", "grey", "rgba"],
     "batch": bool,
 }
@@ -165,7 +172,7 @@ def parse(source: SourceText) -> Declaration:
     for key in ("name", "inputs", "steps", "outputs"):
         if key not in data:
             raise source.error((), f"the key '{key}' is missing", _MISSING[key])
-    read = {key: _typed(source, (key,), data[key], kind) for key, kind in _TYPES.items() if key in data}
+    read = {key: _typed(source, (key,), data[key], kind) for key, kind in KEY_TYPES.items() if key in data}
     for key in ("inputs", "models", "labels", "constants"):
         for name in read.get(key, {}):
             _check_name(source, (key, name), name)

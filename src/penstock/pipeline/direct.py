@@ -38,7 +38,7 @@ class Direct:
         """The outputs for one item. Raises PenstockError."""
         values = dict(inputs)
         for step, run, released in self._work:
-            taken = _inputs_of(step, values)
+            taken = _taken(step, values)
             for tensor in released:
                 values.pop(tensor, None)
             if taken is None:
@@ -51,22 +51,11 @@ class Direct:
         return wanted_of(self._plan, values)
 
 
-def _inputs_of(step: PipelineStep, values: Mapping[str, Value]) -> dict[str, Value] | None:
-    """The inputs of ``step``; None if it is skipped. Raises InvalidArgument."""
-    inputs = {}
-    for own, tensor in step.inputs.items():
-        if tensor in values:
-            inputs[own] = values[tensor]
-        elif own not in step.optional:
-            return None
-    if step.condition is not None:
-        decides = values.get(step.condition.tensor)
-        try:
-            if decides is None or not step.condition.holds(decides):
-                return None
-        except PenstockError as error:
-            raise prefixed(f"step '{step.name}': ", error) from None
-    return inputs
+def _taken(step: PipelineStep, values: Mapping[str, Value]) -> dict[str, Value] | None:
+    try:
+        return step.take(values)
+    except PenstockError as error:
+        raise prefixed(f"step '{step.name}': ", error) from None
 
 
 def _ran(step: PipelineStep, run: _Run, inputs: dict[str, Value]) -> Mapping[str, Value]:

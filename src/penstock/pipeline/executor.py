@@ -107,18 +107,12 @@ class PipelineRun:
 
     def _take(self, step: PipelineStep) -> dict[str, Value] | None:
         """The inputs of ``step``; None if it is skipped. Releases tensors without further consumers. Raises InvalidArgument."""
-        values = self._values
-        found = {own: values[tensor] for own, tensor in step.inputs.items()}
-        inputs = {own: value for own, value in found.items() if value is not None}
-        runs = step.optional.issuperset(found.keys() - inputs.keys())
-        if step.condition is not None:
-            decides = values[step.condition.tensor]
-            runs = runs and decides is not None and step.condition.holds(decides)
+        inputs = step.take(self._values)
         for tensor in step.reads:
             self._uses[tensor] -= 1
             if not self._uses[tensor]:
-                del values[tensor]
-        return inputs if runs else None
+                del self._values[tensor]
+        return inputs
 
     def _answered(self, position: int, told: Told) -> None:
         if position not in self._running:

@@ -97,11 +97,12 @@ class Function(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def models(self) -> list[str]:
         """Names of the models that the steps run, including those of inner pipelines."""
-        found = (inner for work in self.work.values() for inner in _models_of(work))
+        found = (inner for work in self.work.values() for inner in models_of(work))
         return list(dict.fromkeys(found))
 
 
-def _models_of(work: Work) -> list[str]:
+def models_of(work: Work) -> list[str]:
+    """Names of the models that ``work`` runs."""
     if isinstance(work, MapStep):
         return work.inner.models
     return [work.model] if isinstance(work, ModelStep) else []

@@ -7,16 +7,15 @@ array. A large array of floating-point numbers is compared at evenly spaced elem
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from penstock.errors import IntegrityError, PenstockError
-from penstock.pipeline.function import Function, MapStep, ModelStep
-from penstock.pipeline.inputs import check_inputs
-from penstock.pipeline.value import Value
+from penstock.pipeline.function import Function, models_of
+from penstock.pipeline.value import Value, check_inputs
 from penstock.tensor import Array, DataType, as_bytes, from_wire, to_wire
 
 _MAX_ELEMENTS = 4_096
@@ -199,7 +198,7 @@ def _limits(function: Function, changed: set[str], tolerances: Mapping[str, floa
     known = dict.fromkeys(function.inputs, TOLERANCE)
     skipped: set[str] = set()
     for step in function.graph.steps:
-        models = set(_models(function, step.name))
+        models = set(models_of(function.work[step.name]))
         tolerance = max(
             (
                 *(known.get(name, TOLERANCE) for name in step.reads),
@@ -215,11 +214,3 @@ def _limits(function: Function, changed: set[str], tolerances: Mapping[str, floa
             else:
                 found.append((step.name, name, known[name]))
     return found
-
-
-def _models(function: Function, step: str) -> Iterator[str]:
-    work = function.work[step]
-    if isinstance(work, ModelStep):
-        yield work.model
-    elif isinstance(work, MapStep):
-        yield from work.inner.models

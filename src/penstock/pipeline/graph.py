@@ -14,6 +14,7 @@ import msgspec
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig
 from penstock.pipeline.condition import Condition
+from penstock.pipeline.value import Value
 from penstock.tensor import DataType, Signature, TensorSpec
 
 
@@ -37,6 +38,24 @@ class PipelineStep(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The graph's tensors that must be produced, or be known to be absent, before the step can start."""
         read = self.inputs.values()
         return frozenset(read) if self.condition is None else frozenset((*read, self.condition.tensor))
+
+    def take(self, values: Mapping[str, Value | None]) -> dict[str, Value] | None:
+        """The step's inputs; None if the step is skipped. Absent ``values`` are missing or None.
+
+        Raises InvalidArgument if the condition cannot be decided.
+        """
+        inputs = {}
+        for own, tensor in self.inputs.items():
+            value = values.get(tensor)
+            if value is not None:
+                inputs[own] = value
+            elif own not in self.optional:
+                return None
+        if self.condition is not None:
+            decides = values.get(self.condition.tensor)
+            if decides is None or not self.condition.holds(decides):
+                return None
+        return inputs
 
 
 class GraphPlan(msgspec.Struct, frozen=True, eq=False):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import field_docs
-from penstock.pipeline.declaration import MAX_STEPS, Declaration, DeclaredInput, DeclaredStep
+from penstock.pipeline.declaration import KEY_TYPES, MAX_STEPS, Declaration, DeclaredInput, DeclaredStep
 from penstock.pipeline.steps.registry import NAMES, step_class
 
 _NAME = {"type": "string"}
@@ -26,22 +26,9 @@ _STEPS = {"type": "array", "minItems": 1, "maxItems": MAX_STEPS, "items": {"$ref
 def schema() -> dict[str, Any]:
     """The schema of a declaration, with all standard steps."""
     docs = field_docs(Declaration)
-    text = {"type": "string"}
-    kinds: dict[str, dict[str, Any]] = {
-        "name": text,
-        "description": text,
-        "inputs": {"type": "object", "additionalProperties": {"$ref": "#/$defs/DeclaredInput"}},
-        "models": {"type": "object", "additionalProperties": text},
-        "labels": {
-            "type": "object",
-            "additionalProperties": {"oneOf": [text, {"type": "array", "items": {"type": ["string", "integer"]}}]},
-        },
-        "constants": {"type": "object"},
-        "steps": _STEPS,
-        "outputs": {"type": "array", "minItems": 1, "items": text},
-        "optional": {"type": "array", "items": text},
-        "examples": {"type": "array", "items": {"type": "object"}},
-    }
+    kinds: dict[str, Any] = {name: msgspec.json.schema(kind) for name, kind in KEY_TYPES.items()}
+    kinds["inputs"] = {"type": "object", "additionalProperties": {"$ref": "#/$defs/DeclaredInput"}}
+    kinds["steps"] = _STEPS
     properties = {name: kind | ({"description": docs[name]} if name in docs else {}) for name, kind in kinds.items()}
     steps = {name: _standard(name) for name in NAMES}
     _, defined = msgspec.json.schema_components([DeclaredInput], ref_template="#/$defs/{name}")

@@ -7,13 +7,15 @@ file (``bytes``), or a list of values of one type, such as the crops of all boxe
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from penstock.errors import InvalidArgument, InvalidInput
-from penstock.tensor import Array, DataType, as_bytes
+from penstock.config import did_you_mean
+from penstock.errors import InvalidArgument, InvalidInput, quoted
+from penstock.tensor import Array, DataType, TensorSpec, as_bytes
 
 Value = Any
 """An array, text, the content of a file, or a list of values."""
@@ -41,7 +43,9 @@ class ValueType(msgspec.Struct, frozen=True):
     datatype: DataType = DataType.FP32
     shape: tuple[int, ...] = ()
     many: bool = False
-    """True for a list of any number of such values."""
+    """True for a list of such values."""
+    count: int = -1
+    """Number of elements of a list; -1 if it varies or is unknown."""
     colour: str = ""
     """Order of an image's channels: ``rgb``, ``bgr``, ``grey`` or ``rgba``. Empty if unknown."""
     rate: int = 0
@@ -57,6 +61,19 @@ class ValueType(msgspec.Struct, frozen=True):
             one == two or -1 in (one, two) for one, two in zip(self.shape, wanted.shape, strict=True)
         )
 
+    def joined(self, other: ValueType) -> ValueType:
+        """The type of a value that has either this type or the type ``other``, which it fits."""
+        shape = tuple(one if one == two else -1 for one, two in zip(self.shape, other.shape, strict=True))
+        return ValueType(
+            self.media if self.media is other.media else Media.TENSOR,
+            self.datatype,
+            shape,
+            self.many,
+            self.count if self.count == other.count else -1,
+            self.colour if self.colour == other.colour else "",
+            self.rate if self.rate == other.rate else 0,
+        )
+
     def __str__(self) -> str:
         if self.media is not Media.TENSOR and self.datatype is DataType.BYTES:
             shown = self.media.value
@@ -67,6 +84,58 @@ class ValueType(msgspec.Struct, frozen=True):
 
 TEXT = ValueType(Media.TEXT, DataType.BYTES)
 FILE = ValueType(Media.FILE, DataType.BYTES)
+_ARRAYS = {Media.IMAGE: "pixels", Media.AUDIO: "samples"}
+"""Media whose inputs may also be arrays."""
+
+
+def check_inputs(types: Mapping[str, ValueType], inputs: Mapping[str, Value]) -> dict[str, Value]:
+    """``inputs`` in the declared order. Raises InvalidArgument for a missing or unknown input, a wrong type or a wrong shape."""
+    for name in inputs:
+        if name not in types:
+            raise InvalidArgument(f"unexpected input {quoted(name)}", did_you_mean(name, types))
+    if missing := [name for name in types if name not in inputs]:
+        raise InvalidArgument(f"input '{missing[0]}' is missing", f"the inputs are {', '.join(types)}")
+    return {name: _checked(name, kind, inputs[name]) for name, kind in types.items()}
+
+
+def _checked(name: str, kind: ValueType, value: Value) -> Value:
+    if kind.media is Media.TEXT:
+        if not isinstance(value, str):
+            raise _wrong_input(name, "a text", value)
+        return value
+    if kind.datatype is DataType.BYTES and kind.media is not Media.TENSOR:
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        if isinstance(value, np.ndarray) and kind.media in _ARRAYS:
+            return value
+        raise _wrong_input(name, f"the content of a file{_or_array(kind.media)}", value)
+    if not isinstance(value, np.ndarray):
+        raise _wrong_input(name, "an array", value)
+    TensorSpec(name, kind.datatype, kind.shape).check(value)
+    return value
+
+
+def _or_array(media: Media) -> str:
+    return f", or an array of {_ARRAYS[media]}" if media in _ARRAYS else ""
+
+
+def _wrong_input(name: str, wanted: str, value: Value) -> InvalidArgument:
+    is_pillow = type(value).__module__.startswith("PIL.")
+    hint = "pass numpy.asarray(picture.convert('RGB'))" if is_pillow else ""
+    return InvalidArgument(f"input '{name}' must be {wanted}, not {type(value).__name__}", hint)
+
+
+def read_array(value: Any, datatype: DataType) -> Array:
+    """The array of the numbers in ``value``, which are lists as in JSON. Raises ValueError if ``datatype`` cannot hold them."""
+    try:
+        found = np.asarray(value)
+        with np.errstate(over="raise"):
+            array = found.astype(datatype.dtype)
+    except (ValueError, TypeError, OverflowError, FloatingPointError) as error:
+        raise ValueError(str(error)) from None
+    if found.dtype.kind not in "biuf" or (not datatype.is_float and not np.array_equal(found, array)):
+        raise ValueError("a value is not a number of this type")
+    return array
 
 
 def check_result(kind: ValueType, value: Any) -> Value:

@@ -18,10 +18,9 @@ from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailabl
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import observed
-from penstock.pipeline.inputs import check_inputs
 from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.streaming.timeline import Timeline
-from penstock.pipeline.value import Media, Value, ValueType
+from penstock.pipeline.value import Media, Value, ValueType, check_inputs
 from penstock.pipeline.wire import to_json, to_tensors
 
 _MAX_FILE_BYTES, _READ_BYTES = 1 << 30, 1 << 20

@@ -15,7 +15,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import BertProcessing
 
+import models
 from penstock.bundle.pack_pipeline import pack_pipeline
+from penstock.cli.convert import show
+from penstock.cli.pipelines.beside import Beside
+from penstock.offline.convert.convert import convert
 from penstock.runtime import Pipeline
 
 LABELS = {0: "cat", 1: "dog", 2: "owl"}
@@ -107,3 +111,12 @@ def test_an_existing_declaration_is_kept(penstock, folder: Path) -> None:
     assert done.code == 0
     assert "'pipeline.yaml' exists, with other content" in done.out
     assert (folder / "pipeline.yaml").read_text() == "mine"
+
+
+def test_the_command_to_type_next_packs_the_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "net.onnx").write_bytes(models.linear(3, 2).data)
+    done = convert(folder / "net.onnx", Path("trees.onnx"))
+    show(done, Beside((Path("pipeline.yaml"), Path("labels.txt"))))
+    assert "next      penstock pack pipeline.yaml -o trees.bundle" in capsys.readouterr().out
+    show(done)
+    assert "next      penstock inspect trees.onnx" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from tokenizers.processors import BertProcessing
 import models
 from penstock.artifact import Artifact
 from penstock.bundle.pack_pipeline import pack_pipeline
+from penstock.pipeline.steps.audio.log_mel import LogMel
 from penstock.runtime import Pipeline
 from penstock.tensor import Array
 
@@ -176,16 +177,46 @@ def test_texts(penstock, folder: Path) -> None:
     assert "--tokenizer" in done.err
 
 
-@pytest.mark.parametrize("shape", [[800], [8, 11]])
-def test_audio_classifier(penstock, folder: Path, shape: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "pattern"),
+    [
+        ([800], ""),
+        ([1, 800], "samples -> 1 samples"),
+        ([8, 11], ""),
+        ([40, 11], ""),
+        ([11, 40], "mels frames -> frames mels"),
+        ([1, 8, 11], "mels frames -> 1 mels frames"),
+        ([1, 11, 40], "mels frames -> 1 frames mels"),
+        ([11, 40, 1], "mels frames -> frames mels 1"),
+    ],
+)
+def test_audio_classifier(penstock, folder: Path, shape: list[int], pattern: str) -> None:
+    """The model gets the samples, or the spectrogram, in the order of its axes."""
     (folder / "net.onnx").write_bytes(classifier(shape, 3).data)
     done = penstock("new", "audio-classifier", "sounds", "--model", "net.onnx")
     assert done.code == 0, done.err
+    declaration = Path("sounds/pipeline.yaml").read_text()
+    assert pattern in declaration
+    assert ("rearrange" in declaration) == bool(pattern)
     with opened("sounds") as pipeline:
         for count in (500, 5000):
-            found = pipeline(np.full(count, 0.5, np.float32))
-            assert sorted(found["labels"]) == ["class 0", "class 1", "class 2"]
-            assert sum(found["scores"]) == pytest.approx(1)
+            sound = np.sin(np.arange(count) ** 1.5).astype(np.float32)
+            found = pipeline(sound)
+            expected = softmax(_features(sound, shape).ravel() @ WEIGHTS[: int(np.prod(shape)), :3])
+            assert found["labels"] == [f"class {index}" for index in np.argsort(-expected)]
+            np.testing.assert_allclose(found["scores"], np.sort(expected)[::-1], rtol=1e-4)
+
+
+def _features(sound: Array, shape: list[int]) -> Array:
+    """The samples or the spectrogram that a model of ``shape`` gets, in which there are 11 frames or 800 samples."""
+    is_spectrogram = 11 in shape
+    length = 1600 if is_spectrogram else 800
+    fixed = np.pad(sound[:length], (0, max(0, length - len(sound))))
+    if not is_spectrogram:
+        return fixed
+    mels = next(size for size in shape if size not in (1, 11))
+    found = LogMel(rate=16_000, n_fft=400, hop=160, n_mels=mels).run({"value": fixed})["value"]
+    return np.asarray(found.T if shape.index(11) < shape.index(mels) else found)
 
 
 def test_tabular(penstock, folder: Path) -> None:

@@ -83,6 +83,29 @@ def test_each_frame_gets_the_outputs_of_a_call(penstock, bundle: Path, folder: P
     }
 
 
+def test_lists_are_summarised_whatever_a_frame_holds(penstock, bundle: Path, folder: Path) -> None:
+    text = PIPELINE.replace(
+        "{labels: light}, labels: light, k: 1", "{labels: light, scores: scores}, labels: light, at: 0"
+    )
+    text = text.replace("step: top_k", "step: threshold").replace("[score, light]", "[light, scores]")
+    (folder / "pipeline.yaml").write_text(text.replace("k: 1", ""))
+    pack_pipeline(folder / "pipeline.yaml", folder / "lists.bundle")
+    write_clip(folder / "clip.mp4", fade=True)
+    done = penstock("video", "lists.bundle", "clip.mp4", "-o", "lists.csv", "--json")
+    with open(folder / "lists.csv", newline="") as file:
+        rows = [(json.loads(row["light"]), json.loads(row["scores"])) for row in csv.DictReader(file)]
+    assert all(len(labels) == len(scores) >= 1 for labels, scores in rows), "also lists of one element"
+    found = done.json["outputs"]
+    assert found["light"] == {
+        name: count for name in ("dark", "bright") if (count := sum(name in labels for labels, _ in rows))
+    }
+    assert sum(found["light.first"].values()) == found["scores.length"]["count"] == len(rows)
+    assert found["scores[0]"]["max"] == pytest.approx(max(scores[0] for _, scores in rows))
+    shown = penstock("video", "lists.bundle", "clip.mp4")
+    assert "scores.length" in shown.out
+    assert "first" in shown.out
+
+
 def test_json_lines_hold_the_same_rows(penstock, bundle: Path, folder: Path) -> None:
     write_clip(folder / "clip.webm", 20)
     assert penstock("video", "brightness.bundle", "clip.webm", "-o", "a.csv").code == 0

@@ -99,6 +99,7 @@ def test_boxes_are_drawn(penstock: Command, folder: Path, picture: Path, outputs
         )
     scores_bundle(folder, text)
     done = penstock("infer", "scores.bundle", picture, "--draw", "out.png")
+    assert done.err == "drawn to out.png\n"
     assert done.code == 0, done.err
     images = pytest.importorskip("PIL.Image")
     drawn = np.asarray(images.open(folder / "out.png"))

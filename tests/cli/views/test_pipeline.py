@@ -18,8 +18,13 @@ def test_inspect_shows_steps_models_labels_and_code(penstock: Command, folder: P
     done = penstock("inspect", "scores.bundle")
     assert done.code == 0
     for line in (
+        "input   features  tensor FP32 [3]",
         "step    linear: model linear; features → logits",
-        "labels  pair: 2",
+        "step    grade: Python function grade of my.py; p → grade",
+        "step    top_k: step top_k (labels pair, k 1); p → label, score",
+        "output  label  list of text",
+        "model   linear: x FP32[N, 3] → y FP32[N, 2]; ",
+        "labels  pair: 2, no, yes",
         "files/my.py: code",
         'return "good"',
     ):
@@ -41,3 +46,34 @@ def test_code_needs_permission(penstock: Command, folder: Path) -> None:
     assert (done.code, "--allow-python" in done.err) == (2, True)
     assert '"grade": "good"' in penstock("infer", "scores.bundle", "[1, 2, 3]", "--allow-python").out
     assert penstock("inspect", "scores.bundle", "--report", "a.html").code == 2
+
+
+BRANCHES = """\
+name: branches
+inputs: {image: {media: image}, boxes: {shape: [-1, 4]}, score: {shape: []}}
+constants: {flag: 1}
+steps:
+  - {step: decode_image, in: image, out: pixels}
+  - {step: crop_boxes, in: {image: pixels, boxes: boxes}, out: crops, when: score >= 0.5}
+  - {map: crops, as: crop, steps: [{step: resize, in: crop, out: small, size: [4, 4]}], out: {small: pictures}}
+  - {step: draw, in: {image: pixels, boxes: boxes}, out: drawn, when: flag}
+outputs: [pictures, drawn]
+optional: [pictures]
+"""
+
+
+def test_inspect_shows_conditions_and_the_steps_for_each_element(penstock: Command, folder: Path) -> None:
+    (folder / "pipeline.yaml").write_text(BRANCHES)
+    assert penstock("pack", "pipeline.yaml", "-o", "branches.bundle").code == 0
+    done = penstock("inspect", "branches.bundle")
+    for line in (
+        "step    constant flag: constant; - → flag",
+        "step    crop_boxes: step crop_boxes; pixels, boxes → crops  when score >= 0.5",
+        "step    crops: steps for each of crops, as crop; crops → pictures",
+        "step      resize: step resize (size [4, 4]); crop → small",
+        "output  pictures  list of image UINT8 [4, 4, 3]  optional",
+    ):
+        assert line in done.out
+    steps = {one["name"]: one for one in penstock("inspect", "branches.bundle", "--json").json["steps"]}
+    assert steps["crop_boxes"]["when"] == "score >= 0.5"
+    assert steps["crops/resize"]["inputs"] == {"value": "crop"}

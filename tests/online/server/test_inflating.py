@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.online.server.inflating import GZIP, ZLIB, inflate, inflate_small
-from penstock.online.server.offload import INLINE_BYTES, finish
+from penstock.online.server.to_thread import INLINE_BYTES, finish
 
 LIMIT = 100_000
 KINDS = [(31, gzip.compress), (15, zlib.compress)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,19 +15,19 @@ import msgspec
 import numpy as np
 import orjson
 import typer
+from rich.console import Console
 
 from penstock.cli import options
+from penstock.cli.pipelines.statistics import FIRST, OutputStatistics, is_single
 from penstock.cli.views.progress import StageProgress
 from penstock.cli.views.tables import make_console, print_table
 from penstock.errors import InvalidArgument, PenstockError, prefixed
-from penstock.pipeline.value import Media
+from penstock.pipeline.value import Media, ValueType
 from penstock.pipeline.video import Frame, Sampling, probe, read_frames
 from penstock.runtime import Pipeline
 from penstock.storage.atomic import check_writable, real_path, whole_file
-from penstock.tensor import Array
 
 _SUFFIXES = (".csv", ".jsonl")
-_PERCENTILES = (5, 50, 95)
 _SHOWN_TEXTS = 20
 _NO_PIXELS = np.empty((0, 0, 3), np.uint8)
 
@@ -67,7 +66,8 @@ def video(
     """Run a pipeline over the frames of a video, and summarise its outputs.
 
     Decoding, the pipeline's steps and the model overlap, and frames are batched. Memory does not grow with the length of the clip.
-    For outputs that are one number, the summary has mean, minimum, maximum and percentiles; for texts, the number of frames of each.
+    The summary has mean, minimum, maximum and percentiles of numbers, such as a score, and of lengths, such as the number of boxes.
+    For each text, such as a label, it has the number of frames with it, and of those in which it is the first of a list.
 
     [bold]Examples[/bold]
 
@@ -81,18 +81,19 @@ def video(
     if end is not None and end <= start:
         raise InvalidArgument(f"--end must be greater than --start {start:g}, got {end:g}")
     frames = _Frames(clip, Sampling(every=every, fps=fps, start=start, end=end, threads=threads))
-    summary, began = OutputStatistics(), time.perf_counter()
+    began = time.perf_counter()
     with ExitStack() as stack:
         pipeline = stack.enter_context(Pipeline.open(bundle, allow_python=allow_python))
         _check_input(pipeline)
-        writer = _Writer(output, stack.enter_context(whole_file(output)), list(pipeline.outputs)) if output else None
+        summary = OutputStatistics(pipeline.outputs)
+        writer = _Writer(output, stack.enter_context(whole_file(output)), pipeline.outputs) if output else None
         progress = stack.enter_context(StageProgress())
         for row in frames.rows(pipeline):
-            summary.add(row)
+            summary.add(row.outputs)
             if writer is not None:
                 writer.write(row)
-            progress("frames", summary.frames, max(frames.expected, summary.frames))
-        if frames.damage is not None and not (partial and summary.frames):
+            progress("frames", summary.items, max(frames.expected, summary.items))
+        if frames.damage is not None and not (partial and summary.items):
             raise frames.damage
         if not summary.frames:
             raise InvalidArgument("the clip has no frames in this range", "give other values of --start and --end")
@@ -129,7 +130,7 @@ class _Frames:
 class _Writer:
     """Writes rows as CSV, with a column per output, or as JSON lines."""
 
-    def __init__(self, path: Path, file: BinaryIO, outputs: list[str]) -> None:
+    def __init__(self, path: Path, file: BinaryIO, outputs: Mapping[str, ValueType]) -> None:
         self._file, self._outputs, self._is_csv = file, outputs, path.suffix == ".csv"
         if self._is_csv:
             self._write_cells(["frame", "seconds", *outputs])
@@ -137,7 +138,9 @@ class _Writer:
     def write(self, row: Row) -> None:
         """Write one row. An output that is absent is empty."""
         if self._is_csv:
-            cells = [_cell(row.outputs[name]) if name in row.outputs else "" for name in self._outputs]
+            cells = [
+                _cell(kind, row.outputs[name]) if name in row.outputs else "" for name, kind in self._outputs.items()
+            ]
             self._write_cells([str(row.frame), str(round(row.seconds, 6)), *cells])
         else:
             self._file.write(
@@ -148,44 +151,6 @@ class _Writer:
         text = io.StringIO()
         csv.writer(text).writerow(cells)
         self._file.write(text.getvalue().encode())
-
-
-class OutputStatistics:
-    """Statistics of outputs over frames."""
-
-    def __init__(self) -> None:
-        self.frames = 0
-        self._numbers: dict[str, array[float]] = {}
-        self._texts: dict[str, Counter[str]] = {}
-
-    def add(self, row: Row) -> None:
-        """Count one frame. Outputs that are neither one number nor one text are left out."""
-        self.frames += 1
-        for name, value in row.outputs.items():
-            only = value[0] if isinstance(value, list) and len(value) == 1 else value
-            if isinstance(only, str):
-                self._texts.setdefault(name, Counter())[only] += 1
-            elif isinstance(only, np.ndarray | np.generic) and only.size == 1 and only.dtype.kind in "biuf":
-                self._numbers.setdefault(name, array("d")).append(float(only.item()))
-
-    def numbers(self) -> dict[str, dict[str, float]]:
-        """For each numeric output: its mean, minimum, maximum and percentiles."""
-        return {name: _statistics(np.array(values)) for name, values in self._numbers.items()}
-
-    def texts(self) -> dict[str, dict[str, int]]:
-        """For each output of text: the number of frames with each text, the most frequent first."""
-        return {name: dict(counts.most_common()) for name, counts in self._texts.items()}
-
-
-def _statistics(values: Array) -> dict[str, float]:
-    ranks = zip((f"p{rank}" for rank in _PERCENTILES), np.percentile(values, _PERCENTILES), strict=True)
-    return {
-        "count": len(values),
-        "mean": float(values.mean()),
-        "min": float(values.min()),
-        "max": float(values.max()),
-        **{name: float(value) for name, value in ranks},
-    }
 
 
 def _report(
@@ -201,9 +166,9 @@ def _report(
     facts = {
         "bundle": str(bundle),
         "clip": str(clip),
-        "frames": summary.frames,
+        "frames": summary.items,
         "seconds": seconds,
-        "frames_per_second": summary.frames / seconds,
+        "frames_per_second": summary.items / seconds,
         "outputs": {**numbers, **texts},
         "damage": damage.message if damage else None,
         "written": str(output) if output else None,
@@ -212,21 +177,35 @@ def _report(
         print(_json(facts).decode())
         return
     console = make_console()
-    console.print(f"{summary.frames} frames in {seconds:.1f} s ({facts['frames_per_second']:.1f}/s)", highlight=False)
+    console.print(f"{summary.items} frames in {seconds:.1f} s ({facts['frames_per_second']:.1f}/s)", highlight=False)
     if numbers:
         titles = ["output", *next(iter(numbers.values()))]
         print_table(
             console, titles, [[name, *(f"{each:.6g}" for each in row.values())] for name, row in numbers.items()]
         )
     for name, counts in texts.items():
-        rows = [
-            [text, str(count), f"{count / summary.frames:.1%}"] for text, count in list(counts.items())[:_SHOWN_TEXTS]
-        ]
-        print_table(console, [name, "frames", "share"], rows)
+        if name.removesuffix(FIRST) not in texts or not name.endswith(FIRST):
+            _print_texts(console, name, counts, texts.get(name + FIRST), summary.items)
+    if summary.left_out:
+        kinds = ", ".join(f"{name} ({kind})" for name, kind in summary.left_out.items())
+        console.print(f"not summarised: {kinds}; -o writes them for each frame", markup=False, soft_wrap=True)
     if damage is not None:
         console.print(f"note: {damage.message}; only the frames before are counted", markup=False, soft_wrap=True)
     if output is not None:
         console.print(f"written to {output}", markup=False, soft_wrap=True)
+
+
+def _print_texts(
+    console: Console, name: str, counts: Mapping[str, int], first: Mapping[str, int] | None, frames: int
+) -> None:
+    """The number of frames with each text and, for a list, of those in which it is the first."""
+    rows = [
+        [text, str(count), f"{count / frames:.1%}", *([str(first.get(text, 0))] if first is not None else [])]
+        for text, count in list(counts.items())[:_SHOWN_TEXTS]
+    ]
+    print_table(console, [name, "frames", "share", *(["first"] if first is not None else [])], rows)
+    if len(counts) > _SHOWN_TEXTS:
+        console.print(f"and {len(counts) - _SHOWN_TEXTS} other texts; --json has all", highlight=False)
 
 
 def _check_input(pipeline: Pipeline) -> None:
@@ -247,13 +226,12 @@ def _check_target(output: Path, *sources: Path) -> None:
     check_writable(output)
 
 
-def _cell(value: Any) -> str:
-    """A value as one cell: text as it is, an array of one number as the number, others as JSON."""
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
-        value = value.reshape(())[()]
-    return value if isinstance(value, str) else _json(_plain(value)).decode()
+def _cell(kind: ValueType, value: Any) -> str:
+    """A value as one cell: one text or one number as it is, others as JSON."""
+    if is_single(kind):
+        only = value[0] if kind.many else value
+        return only if isinstance(only, str) else _json(_plain(np.asarray(only).reshape(-1))).decode()[1:-1]
+    return _json(_plain(value)).decode()
 
 
 def _plain(value: Any) -> Any:

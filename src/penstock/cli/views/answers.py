@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, prefixed, shortened
-from penstock.pipeline.inputs import read_array
-from penstock.pipeline.value import Media, Value, ValueType
+from penstock.pipeline.value import Media, Value, ValueType, read_array
 from penstock.runtime import Pipeline
 from penstock.storage.atomic import whole_file
 from penstock.tensor import DataType
@@ -53,6 +53,8 @@ def infer_pipeline(
             "seconds": seconds,
             "drawn": str(picture) if picture else None,
         }
+    if picture is not None and failure is None and not json:
+        print(f"drawn to {picture}", file=sys.stderr)  # stdout is JSON
     if failure is not None:
         failure.facts = facts
         raise failure

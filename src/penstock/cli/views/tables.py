@@ -9,11 +9,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.tensor import TensorSpec
+
 _PIPE_WIDTH = 1 << 16
 """Columns of an output that is not a terminal: more than any line has."""
 _GAP = 2
 _VERDICT_WIDTH = 28
 """The last column may be folded to this width before another column is left out."""
+
+
+def specs_text(specs: Sequence[TensorSpec]) -> str:
+    """``x FP32[N, 3], mask BOOL[N]``."""
+    shapes = {spec.name: ", ".join("N" if dim < 0 else str(dim) for dim in spec.shape) for spec in specs}
+    return ", ".join(f"{spec.name} {spec.datatype.value}[{shapes[spec.name]}]" for spec in specs)
 
 
 def make_console() -> Console:

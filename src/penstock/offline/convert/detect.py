@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.artifact import refuse_declaration
 from penstock.errors import InvalidModel, NotFound, Unsupported
 from penstock.offline.convert.registry import FORMATS
 from penstock.protocol.varint import read_fields
@@ -194,6 +195,7 @@ def _text(path: Path, head: bytes) -> str:
         return "caffe"
     if path.suffix.lower() in (".pbtxt", ".textproto"):
         raise Unsupported(f"'{path.name}' is a graph as text, without weights", "give the binary file")
+    refuse_declaration(path)
     raise Unsupported(f"'{path.name}' is a text, not a model", _hint(path))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgument
 from penstock.online.repository.handle import Handle
-from penstock.online.server.offload import Steps, beside, finish
+from penstock.online.server.to_thread import Steps, beside, finish
 from penstock.request import InferResponse
 from penstock.tensor import Array, DataType
 

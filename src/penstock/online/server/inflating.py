@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from penstock.errors import InvalidArgument, ResourceExhausted
-from penstock.online.server.offload import INLINE_BYTES, STEP_BYTES, Steps
+from penstock.online.server.to_thread import INLINE_BYTES, STEP_BYTES, Steps
 from penstock.tensor import Buffer
 
 GZIP = 16 + zlib.MAX_WBITS

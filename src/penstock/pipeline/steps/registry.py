@@ -34,6 +34,7 @@ _STEPS = {
     "pad_image": "image.geometry:PadImage",
     "pad_sequence": "text.sequence:PadSequence",
     "pool": "scores.embeddings:Pool",
+    "rearrange": "rearrange:Rearrange",
     "resample": "audio.resample:Resample",
     "resize": "image.resize:Resize",
     "scale_boxes": "boxes.scale:ScaleBoxes",

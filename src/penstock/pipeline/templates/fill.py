@@ -20,6 +20,8 @@ _NAME = re.compile(r"[^A-Za-z0-9_]+")
 _SIDE, _LARGE_SIDE, _LINE = 224, 640, (48, 320)
 """Sizes of pictures for models that take any size."""
 _RATE, _HOP, _TOKENS = 16_000, 160, 512
+_MELS = frozenset({13, 20, 23, 24, 26, 32, 40, 48, 60, 64, 80, 96, 120, 128, 160, 229, 256})
+"""Usual numbers of mel bands and cepstral coefficients."""
 _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _NORMALISED = frozenset({"Softmax", "Sigmoid"})
 
@@ -204,29 +206,49 @@ def _tokens(given: Given, needs_mask: bool = False) -> dict[str, Any]:
 
 
 def _audio_classifier(given: Given) -> dict[str, Any]:
-    spec = _only(
-        given, "samples [N, samples] or a spectrogram [N, mels, frames]", lambda spec: len(spec.shape) in (2, 3)
-    )
-    mels = len(spec.shape) == 3
-    count = spec.shape[-1]
-    if mels and spec.shape[1] < 0:
+    wanted = "samples [N, samples] or a spectrogram [N, mels, frames], also in another order or with axes of size 1"
+    spec = _only(given, wanted, lambda spec: 1 <= len(_sizes(spec)) <= 2)
+    sizes, mels = _sizes(spec), len(_sizes(spec)) == 2
+    if sizes == [-1, -1]:
         raise InvalidArgument(
             f"input '{spec.name}' does not tell the number of mel bands", "export the model with a fixed one"
         )
-    fixed = count > 0
+    axes = ["mels", "frames"] if mels else ["samples"]
+    in_order = not mels or _mels_first(*sizes)
+    names = iter(axes if in_order else reversed(axes))
+    pattern = " ".join("1" if size == 1 else next(names) for size in spec.shape[1:])
+    count = sizes[-1 if in_order else 0]
+    fixed, moves = count > 0, pattern.split() != axes
     sound = "fixed" if fixed else "samples"
+    raw = "spectrogram" if mels else sound
     return {
         "rate": _RATE,
         "fixed": fixed,
         "length": (count - 1) * _HOP if mels else count,
         "mels": mels,
         "hop": _HOP,
-        "n_mels": spec.shape[1] if mels else 0,
+        "n_mels": sizes[0 if in_order else 1] if mels else 0,
         "sound": sound,
         "input": json.dumps(spec.name),
-        "tensor": "spectrogram" if mels else sound,
+        "moves": moves,
+        "raw_sound": raw,
+        "pattern": json.dumps(f"{' '.join(axes)} -> {pattern}"),
+        "order": "   # CHECK: the model cannot tell mel bands from frames" if mels and min(sizes) > 0 else "",
+        "tensor": "arranged" if moves else raw,
         **_classes(given),
     } | dict(given.options)
+
+
+def _sizes(spec: TensorSpec) -> list[int]:
+    """The sizes of the axes after the batch that are not 1; none if there are more than three axes after it."""
+    return [size for size in spec.shape[1:] if size != 1] if len(spec.shape) <= 4 else []
+
+
+def _mels_first(one: int, two: int) -> bool:
+    """True if ``one`` is the number of mel bands, and ``two`` that of frames. A free size is that of frames."""
+    if min(one, two) < 0:
+        return one > 0
+    return one in _MELS or two not in _MELS
 
 
 def _tabular(given: Given) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from random import Random
 
 from penstock.online.server.http import compression
 from penstock.online.server.inflating import inflate_small
-from penstock.online.server.offload import STEP_BYTES, finish
+from penstock.online.server.to_thread import STEP_BYTES, finish
 from tests.fuzz.mutator import Seed
 from tests.fuzz.parts import pieces
 from tests.fuzz.target import DecoderTarget

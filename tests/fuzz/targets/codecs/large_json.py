@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.codec import large_json
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.tensor import as_bytes
 from tests.fuzz.parts import words
 from tests.fuzz.target import DecoderTarget

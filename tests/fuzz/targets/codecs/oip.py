@@ -19,8 +19,8 @@ from penstock.online.server.answer_form import ALL, NONE, AnswerForm
 from penstock.online.server.http.codec.decoder import HttpRequestDecoder
 from penstock.online.server.http.codec.encoder import HttpAnswerEncoder
 from penstock.online.server.http.codec.large_json import LARGE_BYTES
-from penstock.online.server.offload import finish
 from penstock.online.server.shared_memory.registry import SharedMemory
+from penstock.online.server.to_thread import finish
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import DataType, Signature, TensorSpec, to_wire
 from tests.fuzz.answers import Meaning, meaning

@@ -9,7 +9,7 @@ from typing import Any, cast
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.server.http.generate import read_request, write_response
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.request import InferResponse
 from penstock.tensor import DataType, Signature, TensorSpec
 from tests.fuzz.parts import json_words

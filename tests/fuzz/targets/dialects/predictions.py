@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.errors import PenstockError
 from penstock.online.server.http.dialects import examples, predictions
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.tensor import DataType, TensorSpec
 from tests.fuzz.parts import json_words
 from tests.fuzz.planes import touch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from penstock.online.server.http.dialects import run
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.pipeline.function import Function
 from penstock.pipeline.wire import signature_of, to_values
 from penstock.tensor import DataType

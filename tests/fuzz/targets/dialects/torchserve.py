@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from penstock.online.server.http.dialects import torchserve
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.tensor import DataType, TensorSpec
 from tests.fuzz.mutator import Seed
 from tests.fuzz.parts import lines

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, window_bits
 from penstock.online.server.inflating import inflate
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.tensor import Buffer
 
 LIMIT = 100_000

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from offloaded import announced
+from announced_steps import announced
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.compression import compress, inflate, knows, preferred, weights
 from penstock.online.server.inflating import TooLarge
-from penstock.online.server.offload import STEP_BYTES, finish
+from penstock.online.server.to_thread import STEP_BYTES, finish
 
 ENCODINGS = [b"gzip", b"deflate"]
 

@@ -21,7 +21,7 @@ from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, pos
 from penstock.clock import SystemClock
 from penstock.online.server.access.auth import Access
 from penstock.online.server.http import compression
-from penstock.online.server.offload import Steps
+from penstock.online.server.to_thread import Steps
 from penstock.tensor import DataType, Signature, TensorSpec, to_wire
 from penstock.testing import FakeModel
 

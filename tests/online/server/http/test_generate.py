@@ -15,7 +15,7 @@ from handles import described
 from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, post
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.online.server.http.generate import read_request, write_response
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.request import InferResponse
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import FakeModel, FakeStreamingModel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -44,9 +46,47 @@ def test_yolo(anchors: int, classes: int, seed: int) -> None:
         np.testing.assert_array_equal(again[name], found[name])
 
 
-def test_scores_that_are_no_probabilities_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="the greatest score is 7, which is no probability"):
-        DecodeYolo().run({"value": np.full((6, 3), 7, np.float32)})
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 99))
+def test_yolo_with_logits(anchors: int, classes: int, seed: int) -> None:
+    rows = (random(anchors, 5 + classes, seed=seed) - 0.6) * 12
+    probabilities = rows.copy()
+    probabilities[:, 4:] = torch.from_numpy(rows[:, 4:]).sigmoid().numpy()
+    for version, drop in (("v5", []), ("v8", [4])):
+        pair = (np.delete(one, drop, axis=1) for one in (rows, probabilities))
+        logits, wanted = (one.T if version == "v8" else one for one in pair)
+        found = DecodeYolo(version=version, activation="sigmoid").run({"value": logits})  # type: ignore[arg-type]
+        expected = DecodeYolo(version=version).run({"value": wanted})  # type: ignore[arg-type]
+        for name in ("boxes", "classes"):
+            np.testing.assert_array_equal(found[name], expected[name])
+        np.testing.assert_allclose(found["scores"], expected["scores"], atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [-0.3, -4.0, 1.1, 7.0, np.inf])
+@pytest.mark.parametrize("version", ["v5", "v8"])
+def test_one_number_that_is_no_probability_is_refused(version: Any, wrong: float) -> None:
+    """Logits are mostly negative, so even those whose greatest looks like a probability are found."""
+    rows = np.full((50, 9), 0.2, np.float32)
+    rows[17, 6] = wrong
+    value = rows.T if version == "v8" else rows
+    with pytest.raises(InvalidInput, match=rf"'value' contains {wrong:.4g}, which is no probability") as raised:
+        DecodeYolo(version=version, threshold=1).run({"value": value})
+    assert "activation: sigmoid" in raised.value.hint
+    rows[17, 6] = 1.04 if wrong > 1 else -0.04  # the rounding of a quantised model
+    assert DecodeYolo(version=version).run({"value": value})["boxes"].shape[1] == 4
+
+
+def test_probabilities_and_logits_are_not_confused_by_other_heads() -> None:
+    boxes = random(5, 4)
+    scores = random(5, 3, seed=1)
+    with pytest.raises(InvalidInput, match="between 0 and 1, as probabilities are"):
+        DecodeDetr().run({"logits": scores, "boxes": boxes})
+    found = DecodeDetr(activation="none", threshold=0).run({"logits": scores, "boxes": boxes})
+    np.testing.assert_array_equal(found["scores"], scores.max(1))
+    with pytest.raises(InvalidInput, match="'logits' contains -2, which is no probability"):
+        DecodeDetr(activation="none").run({"logits": scores - 2 - scores.min(), "boxes": boxes})
+    with pytest.raises(InvalidInput, match="'logits' contains 3, which is no probability"):
+        DecodeSsd(softmax=False).run({"logits": np.full((5, 3), 3, np.float32), "boxes": boxes, "priors": boxes})
 
 
 def test_a_transposed_output_is_refused() -> None:

@@ -66,5 +66,7 @@ def test_wrong_values() -> None:
         step.run({"value": np.zeros((5, 4), np.float32)})
     with pytest.raises(InvalidInput, match="NaN"):
         step.run({"value": np.full((5, 3), np.nan, np.float32)})
+    with pytest.raises(InvalidInput, match="'value' contains -1, which is no probability.*softmax: true"):
+        step.run({"value": np.full((5, 3), -1, np.float32)})
     with pytest.raises(InvalidConfig, match="no labels 'x'"):
         CtcDecode(labels="x").bound(StepResources())

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unsupported, quoted
 from penstock.online.repository.triton.schema import to_message
-from penstock.online.server import offload
+from penstock.online.server import to_thread
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -117,7 +117,7 @@ class GrpcControl:
 
     async def _parse_and_answer(self, call: GrpcCall, kind: Any, data: Buffer, answer: Answer) -> Message:
         call.reserve(_COPIES * len(data))
-        reply = answer(await offload.run(partial(parse, kind, data)), call.client)
+        reply = answer(await to_thread.run(partial(parse, kind, data)), call.client)
         return await reply if isinstance(reply, Awaitable) else reply
 
     # Health and metadata
@@ -178,7 +178,7 @@ class GrpcControl:
         return messages.RepositoryIndexResponse(models=rows)
 
     async def _load(self, request: Message, client: str) -> Message:
-        await self._control.load(request.model_name, await offload.run(partial(parameter_values, request.parameters)))
+        await self._control.load(request.model_name, await to_thread.run(partial(parameter_values, request.parameters)))
         return messages.RepositoryModelLoadResponse()
 
     async def _unload(self, request: Message, client: str) -> Message:

@@ -18,8 +18,8 @@ from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.decoder import INLINE_BYTES, GrpcRequestDecoder
 from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
-from penstock.online.server.offload import run
 from penstock.online.server.status import as_error
+from penstock.online.server.to_thread import run
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.tensor import Buffer
 

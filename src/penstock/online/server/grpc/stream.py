@@ -19,8 +19,8 @@ from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.decoder import request_id
 from penstock.online.server.grpc.encoder import streamed, streamed_error
 from penstock.online.server.grpc.inference import Inference
-from penstock.online.server.offload import run
 from penstock.online.server.status import as_error
+from penstock.online.server.to_thread import run
 from penstock.request import InferRequest, Outcome
 from penstock.tensor import Buffer
 

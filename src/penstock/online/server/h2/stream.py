@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, ResourceExhausted, Unsupported
-from penstock.online.server import offload
+from penstock.online.server import to_thread
 from penstock.online.server.access.gate import Gate
 from penstock.online.server.grpc.call import Receiver
 from penstock.online.server.h2.call_gate import CallGate
@@ -452,7 +452,7 @@ class H2Stream(msgspec.Struct, eq=False):
 
     async def _inflate_later(self, message: Buffer, bits: int) -> None:
         try:
-            content = await offload.in_steps(inflate(message, bits, self.limit), self._hold)
+            content = await to_thread.in_steps(inflate(message, bits, self.limit), self._hold)
         except PenstockError as error:
             self.abandon(error)
         except Exception:  # noqa: BLE001 - a bug must not end other calls

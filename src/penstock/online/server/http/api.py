@@ -17,8 +17,8 @@ from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.online.server.offload import run
 from penstock.online.server.shared_memory.registry import NO_CUDA
+from penstock.online.server.to_thread import run
 from penstock.telemetry.exposition import CONTENT_TYPE
 
 _PIECE = 256 << 10

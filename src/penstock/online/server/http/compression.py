@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 
 from penstock.online.server import inflating
-from penstock.online.server.offload import STEP_BYTES, Steps
+from penstock.online.server.to_thread import STEP_BYTES, Steps
 from penstock.tensor import Buffer
 
 _WINDOW = {b"gzip": inflating.GZIP, b"x-gzip": inflating.GZIP, b"deflate": inflating.ZLIB}

@@ -26,7 +26,7 @@ from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
 from penstock.online.server.network.turns import CONTROL_UNITS, STEP_UNITS
-from penstock.online.server.offload import INLINE_BYTES, Steps, beside, finish, in_steps, run
+from penstock.online.server.to_thread import INLINE_BYTES, Steps, beside, finish, in_steps, run
 from penstock.request import Done, InferRequest
 from penstock.tensor import Array, Buffer
 

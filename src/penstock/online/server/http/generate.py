@@ -26,8 +26,8 @@ from penstock.online.server.http.codec.encoder import encode_error, in_one_step,
 from penstock.online.server.http.codec.json_tensor import from_json, to_json
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Resource, Route
-from penstock.online.server.offload import Steps
 from penstock.online.server.status import as_error
+from penstock.online.server.to_thread import Steps
 from penstock.request import MAX_PARAMETERS, InferRequest, InferResponse, Outcome, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 

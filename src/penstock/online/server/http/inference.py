@@ -16,7 +16,7 @@ from penstock.online.server.http.codec.decoder import HttpRequestDecoder
 from penstock.online.server.http.codec.encoder import Encoded, HttpAnswerEncoder, in_one_step, is_light
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Resource, Route
-from penstock.online.server.offload import INLINE_BYTES, Steps
+from penstock.online.server.to_thread import INLINE_BYTES, Steps
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array, Buffer
 

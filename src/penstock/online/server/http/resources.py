@@ -26,7 +26,7 @@ from penstock.online.server.http.generate import Generation
 from penstock.online.server.http.inference import HttpInference
 from penstock.online.server.http.openapi import document
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 
 _LISTING = (b"/v2/repository/index", b"/v2")
 """The page of the server shows models to clients that may use these resources."""

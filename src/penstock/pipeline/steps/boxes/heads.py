@@ -11,13 +11,13 @@ import numpy as np
 from penstock.errors import InvalidInput
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.boxes.arrays import DETECTIONS, check_array, corners, matrix_of
+from penstock.pipeline.steps.scores.labels import check_probabilities
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
-_MAX_SCORE = 1.05
-"""Probabilities of a quantised model may exceed 1 by rounding."""
+_LOGITS_HINT = "if the model returns logits, set 'activation: sigmoid'; otherwise, check 'version'"
 
 
 class _Head(Step, frozen=True, kw_only=True):
@@ -40,11 +40,14 @@ class DecodeYolo(_Head, frozen=True, kw_only=True):
     """Decode the output of a YOLO detector to boxes in pixels of the model's input, each with its best class.
 
     ``version: v8`` (also YOLO11) is [4 + classes, anchors]: centre, size, and a probability for each class. ``version: v5`` (also v7)
-    is [anchors, 5 + classes]: the score is the fifth number, the probability of an object, times that of the class.
+    is [anchors, 5 + classes]: the score is the fifth number, the probability of an object, times that of the class. Exported models
+    return probabilities; ``activation: sigmoid`` is for those that return logits.
     """
 
     version: Literal["v5", "v8"] = "v8"
     """Layout of the output."""
+    activation: Literal["none", "sigmoid"] = "none"
+    """``sigmoid`` if the model returns logits. With ``none``, a number that is no probability is an error."""
     classes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Number of classes. If given, an output of another size is an error, such as a transposed one."""
 
@@ -64,12 +67,14 @@ class DecodeYolo(_Head, frozen=True, kw_only=True):
             raise InvalidInput(
                 f"'value' has the shape {shape}, which is not that of YOLO {self.version}", "check 'version'"
             )
-        scores = rows[:, first:]
-        found = self._detected(corners(rows[:, :4]), scores if self.version == "v8" else scores * rows[:, 4:5])
-        if (greatest := float(np.max(found["scores"], initial=0))) > _MAX_SCORE:
-            hint = "check 'version'; a model that returns logits needs a sigmoid"
-            raise InvalidInput(f"the greatest score is {greatest:.4g}, which is no probability", hint)
-        return found
+        numbers = rows[:, 4:]
+        if self.activation == "sigmoid":
+            numbers = _sigmoid(numbers)
+        else:
+            check_probabilities(numbers, "value", _LOGITS_HINT)
+        return self._detected(
+            corners(rows[:, :4]), numbers if self.version == "v8" else numbers[:, 1:] * numbers[:, :1]
+        )
 
 
 class DecodeDetr(_Head, frozen=True, kw_only=True):
@@ -81,8 +86,9 @@ class DecodeDetr(_Head, frozen=True, kw_only=True):
 
     inputs: ClassVar[tuple[str, ...]] = ("logits", "boxes")
 
-    activation: Literal["sigmoid", "softmax"] = "sigmoid"
-    """``sigmoid`` for RT-DETR and Deformable DETR, ``softmax`` for DETR, whose last class is that there is no object."""
+    activation: Literal["sigmoid", "softmax", "none"] = "sigmoid"
+    """``sigmoid`` for RT-DETR and Deformable DETR, ``softmax`` for DETR, whose last class is that there is no object. ``none`` if the
+    model applies a sigmoid itself."""
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """Types of detections. Raises InvalidConfig if an input has another shape."""
@@ -95,8 +101,14 @@ class DecodeDetr(_Head, frozen=True, kw_only=True):
         logits, boxes = _paired(inputs, "logits", "boxes")
         if self.activation == "softmax":
             return self._detected(corners(boxes), _softmax(logits)[:, :-1])
-        small = np.exp(-np.abs(logits))
-        return self._detected(corners(boxes), np.where(logits >= 0, 1 / (1 + small), small / (1 + small)))
+        if self.activation == "none":
+            check_probabilities(logits, "logits", "set 'activation' to sigmoid or softmax if these are logits")
+            return self._detected(corners(boxes), logits)
+        if logits.size and logits.min() >= 0 and logits.max() <= 1:
+            # As logits, these numbers would make an object of every query.
+            hint = "if the model applies a sigmoid itself, set 'activation: none'"
+            raise InvalidInput("all numbers in 'logits' are between 0 and 1, as probabilities are", hint)
+        return self._detected(corners(boxes), _sigmoid(logits))
 
 
 class DecodeSsd(_Head, frozen=True, kw_only=True):
@@ -124,6 +136,8 @@ class DecodeSsd(_Head, frozen=True, kw_only=True):
         """Boxes, scores and classes."""
         logits, offsets = _paired(inputs, "logits", "boxes")
         _, priors = _paired(inputs, "logits", "priors")
+        if not self.softmax:
+            check_probabilities(logits, "logits", "set 'softmax: true' if these are logits")
         probabilities = (_softmax(logits) if self.softmax else logits)[:, 1:]
         centre, size = np.float32(self.variances[0]), np.float32(self.variances[1])
         middles = priors[:, :2] + offsets[:, :2] * centre * priors[:, 2:]
@@ -139,6 +153,11 @@ def _paired(inputs: Mapping[str, Value], scores: str, boxes: str) -> tuple[Array
             f"'{scores}' has the shape {list(one.shape)}, and '{boxes}' {list(two.shape)}, not [{len(one)}, 4]"
         )
     return one, two
+
+
+def _sigmoid(logits: Array) -> Array:
+    small = np.exp(-np.abs(logits))
+    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
 
 
 def _softmax(logits: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.base import Step, StepResources, wrong_type
-from penstock.pipeline.steps.scores.labels import Labels, bound_labels, comparable
+from penstock.pipeline.steps.scores.labels import Labels, bound_labels, check_probabilities, comparable
 from penstock.pipeline.value import TEXT, Value, ValueType
 from penstock.tensor import Array, DataType
 
@@ -34,7 +34,7 @@ class CtcDecode(Step, frozen=True, kw_only=True):
     blank: int = 0
     """Class of the blank. -1 is the last class."""
     softmax: bool = False
-    """Set if the input contains logits instead of probabilities."""
+    """Set if the input contains logits, or the logarithms of probabilities. Otherwise, a number that is no probability is an error."""
     beam: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """Number of texts that are followed. 1 is greedy decoding."""
 
@@ -66,6 +66,8 @@ class CtcDecode(Step, frozen=True, kw_only=True):
         if self.softmax and scores.size:
             powers = np.exp(scores - scores.max(axis=1, keepdims=True))
             scores = powers / powers.sum(axis=1, keepdims=True)
+        else:
+            check_probabilities(scores, "value", "set 'softmax: true' if these are logits, or their logarithms")
         classes, score = _greedy(scores, blank) if self.beam == 1 else _searched(scores, blank, self.beam)
         text = "".join(self.labels[index - (index > blank)] for index in classes)
         return {"text": text, "score": np.array(score, np.float32)}

@@ -16,6 +16,8 @@ from penstock.tensor import Array, DataType
 
 Labels = str | tuple[str, ...]
 """Names of classes: the name of one of the pipeline's lists, or the list."""
+_ROUNDING = 0.05
+"""Probabilities of a quantised model may lie outside of 0 to 1 by this much."""
 
 
 def bound_labels(labels: Labels, resources: StepResources) -> tuple[str, ...]:
@@ -67,6 +69,14 @@ def comparable(value: Value, name: str = "value") -> Array:
     if array.dtype.kind == "f" and array.size and math.isnan(array.item(array.argmax())):  # NaN counts as a maximum
         raise InvalidInput(f"'{name}' contains NaN", "check the model's inputs: they may be NaN or infinite")
     return array
+
+
+def check_probabilities(values: Array, name: str, hint: str) -> None:
+    """Raise InvalidInput with ``hint`` as the fix if a number in ``values`` is less than 0 or greater than 1, as most logits are."""
+    least, greatest = float(np.min(values, initial=0)), float(np.max(values, initial=0))
+    wrong = greatest if greatest > 1 + _ROUNDING else least
+    if wrong > 1 or wrong < -_ROUNDING:
+        raise InvalidInput(f"'{name}' contains {wrong:.4g}, which is no probability", hint)
 
 
 def score_type(datatype: DataType, shape: Sequence[int]) -> ValueType:

@@ -42,7 +42,8 @@ class _Ranking(Step, frozen=True, kw_only=True):
         classes = class_count(name, given)
         check_labels(name, self.labels, classes)
         indices = ValueType(datatype=DataType.INT64, shape=(count,))
-        return {"labels": _LABEL_LIST, "scores": score_type(given.datatype, (count,)), "indices": indices}
+        labels = msgspec.structs.replace(_LABEL_LIST, count=count)
+        return {"labels": labels, "scores": score_type(given.datatype, (count,)), "indices": indices}
 
     def _chosen(self, scores: Array, indices: Array) -> dict[str, Value]:
         return {"labels": names_of(indices, self.labels), "scores": scores[indices], "indices": indices}

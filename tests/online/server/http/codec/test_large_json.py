@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaded import announced
+from announced_steps import announced
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.codec import large_json
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 
 decode = msgspec.json.decode
 

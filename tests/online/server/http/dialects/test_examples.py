@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.examples import read, write_classes, write_values
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.tensor import DataType, TensorSpec
 
 AGE = TensorSpec("age", DataType.FP32, (-1, 1))

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.nested import is_named, read_json, read_object, to_array, to_value, write_json
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.tensor import DataType, TensorSpec
 
 NUMBERS = [datatype for datatype in DataType if datatype is not DataType.BYTES]

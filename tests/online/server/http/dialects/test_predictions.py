@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.predictions import PredictionForm, read, write
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.tensor import DataType, TensorSpec
 
 X = TensorSpec("x", DataType.FP32, (-1, 2))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import pipelines
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.dialects.run import WrongMedia, read, write
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.pipeline.function import Function
 from penstock.pipeline.value import ValueType
 from penstock.pipeline.wire import signature_of, to_json

@@ -21,9 +21,9 @@ from penstock.online.server.http.codec.json_request import (
     read_in_steps,
     understand,
 )
-from penstock.online.server.offload import INLINE_BYTES, Steps
 from penstock.online.server.request_layout import VARIABLE, BoundedCache
 from penstock.online.server.shared_memory.registry import SharedMemory
+from penstock.online.server.to_thread import INLINE_BYTES, Steps
 from penstock.request import InferRequest
 from penstock.tensor import Array, Buffer, DataType, TensorSpec, from_wire
 

@@ -14,8 +14,8 @@ from penstock.online.server.access.response_limit import ResponseLimit
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec.json_tensor import to_json, to_pieces
-from penstock.online.server.offload import INLINE_BYTES, Steps, beside
 from penstock.online.server.request_layout import BoundedCache
+from penstock.online.server.to_thread import INLINE_BYTES, Steps, beside
 from penstock.request import InferResponse
 from penstock.tensor import Array, Buffer, DataType, to_wire
 

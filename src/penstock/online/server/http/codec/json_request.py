@@ -14,7 +14,6 @@ from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import ALL, BINARY, NONE, TEXT, AnswerForm
 from penstock.online.server.http.codec import large_json
 from penstock.online.server.http.codec.json_tensor import from_json
-from penstock.online.server.offload import Steps
 from penstock.online.server.request_layout import (
     VARIABLE,
     RequestLayout,
@@ -24,6 +23,7 @@ from penstock.online.server.request_layout import (
     read_slice,
     whole_number,
 )
+from penstock.online.server.to_thread import Steps
 from penstock.request import MAX_PARAMETERS, check_bytes_elements
 from penstock.tensor import MAX_RANK, Array, Buffer
 

@@ -19,7 +19,7 @@ import orjson
 
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.codec.large_json import converted
-from penstock.online.server.offload import Steps, finish
+from penstock.online.server.to_thread import Steps, finish
 from penstock.tensor import Array, DataType, as_bytes, element_count
 
 _MAX_PACKERS = 1024

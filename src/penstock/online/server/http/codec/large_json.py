@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgument
-from penstock.online.server.offload import Steps
+from penstock.online.server.to_thread import Steps
 from penstock.request import check_bytes_elements
 from penstock.tensor import MAX_RANK, Array, Buffer
 

@@ -21,7 +21,7 @@ import orjson
 from penstock.errors import InvalidArgument
 from penstock.online.server.http.codec import large_json
 from penstock.online.server.http.codec.json_tensor import from_json
-from penstock.online.server.offload import Steps
+from penstock.online.server.to_thread import Steps
 from penstock.request import check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec, as_bytes
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.errors import InvalidArgument, shortened
 from penstock.online.server.http.dialects.nested import is_named, read_object, to_array, to_value, write_json
-from penstock.online.server.offload import Steps
+from penstock.online.server.to_thread import Steps
 from penstock.tensor import Array, Buffer, TensorSpec
 
 SIGNATURE = "serving_default"

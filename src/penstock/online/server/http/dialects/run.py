@@ -23,7 +23,7 @@ from penstock.online.server.http.dialects.nested import is_named, read_json, to_
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.inference import Write, ask
 from penstock.online.server.http.routes import Resource, Route
-from penstock.online.server.offload import Steps, beside
+from penstock.online.server.to_thread import Steps, beside
 from penstock.pipeline.function import Function
 from penstock.pipeline.value import Media
 from penstock.pipeline.wire import to_members

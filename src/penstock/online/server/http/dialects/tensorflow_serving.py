@@ -23,7 +23,7 @@ from penstock.online.server.http.dialects import examples, predictions
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.inference import Write, ask
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.online.server.offload import Steps
+from penstock.online.server.to_thread import Steps
 from penstock.tensor import Array, Buffer, TensorSpec
 
 _LABELS = "version_labels"

@@ -21,7 +21,7 @@ from penstock.online.server.http.dialects.predictions import unnamed
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.inference import Write, ask
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.online.server.offload import Steps
+from penstock.online.server.to_thread import Steps
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
 _RAW = b"application/octet-stream"

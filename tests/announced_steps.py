@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from penstock.online.server.offload import Steps
+from penstock.online.server.to_thread import Steps
 
 Result = TypeVar("Result")
 

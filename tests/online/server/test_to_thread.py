@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from offloaded import announced
+from announced_steps import announced
 from penstock.errors import Unavailable
-from penstock.online.server.offload import Steps, beside, finish, in_steps, run
+from penstock.online.server.to_thread import Steps, beside, finish, in_steps, run
 
 
 def count(name: str, steps: int, log: list[str]) -> Steps[str]:
