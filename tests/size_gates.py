@@ -34,7 +34,7 @@ ROOM_LINES = {
     "online/scheduler": 3_035,
     "online/server": 15_967,
     "perf": 2_961,
-    "pipeline": 7_893,
+    "pipeline": 7_894,
     "protocol": 430,
     "rows": 2_227,
     "runtime": 490,

@@ -95,7 +95,7 @@ def video(
             progress("frames", summary.items, max(frames.expected, summary.items))
         if frames.damage is not None and not (partial and summary.items):
             raise frames.damage
-        if not summary.frames:
+        if not summary.items:
             raise InvalidArgument("the clip has no frames in this range", "give other values of --start and --end")
     _report(bundle, clip, summary, time.perf_counter() - began, output, frames.damage, json)
 

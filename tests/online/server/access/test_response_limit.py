@@ -14,7 +14,7 @@ from penstock.online.server.answer_form import TEXT
 from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
 from penstock.online.server.http.codec.encoder import HttpAnswerEncoder
 from penstock.online.server.http.codec.json_tensor import to_json
-from penstock.online.server.offload import finish
+from penstock.online.server.to_thread import finish
 from penstock.request import InferResponse
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from penstock.testing import FakeModel

@@ -44,4 +44,4 @@ def pixels_of(value: Value, name: str = "value") -> Array:
 def sized(given: ValueType, height: int, width: int) -> ValueType:
     """``given``, with another size."""
     shape = (height, width, *given.shape[2:])
-    return ValueType(given.media, given.datatype, shape, given.many, given.colour)
+    return msgspec.structs.replace(given, shape=shape)
