@@ -44,12 +44,12 @@ class TorchSource:
         return {spec.name: to_array(tensor) for spec, tensor in zip(self.signature.outputs, results, strict=True)}
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        if self._values is None:
-            return {}
         with self._job.guard():
             if not inputs:
                 weights = self._weights()
                 found = {name: weights[name] for name in names if name in weights}
+            elif self._values is None:
+                return {}
             elif set(inputs) == set(self._job.inputs):
                 found = _run(self._values, self._feeds(inputs), frozenset(names))
             else:
