@@ -22,7 +22,7 @@ ROOM_LINES = {
     "offline": 1_374,
     "offloading": 630,
     "offline/compress": 18_041,
-    "offline/convert": 15_700,
+    "offline/convert": 15_599,
     "offline/judge": 2_610,
     "offline/look": 1_145,
     "offline/optimize": 2_425,

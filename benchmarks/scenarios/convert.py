@@ -54,8 +54,8 @@ _SEEDS = {True: 1, False: 5}
 _PLACES = {True: 1, False: 2}
 _SKIPPED = "without effect"
 _EFFECT_SEED = 1_000
-"""Seed of the calls that show whether a fault has an effect. It differs from those of the comparison, so that a fault without
-effect in the calls of the comparison counts as missed."""
+"""Seed of the calls that show whether a fault has an effect. It differs from those of the comparison, so that a fault without effect
+in the calls of the comparison counts as missed."""
 _KINDS = 30
 """Number of kinds of faults that the campaign must have."""
 _ROUNDS = {True: 2, False: 3}

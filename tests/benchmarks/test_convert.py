@@ -46,3 +46,9 @@ def test_a_fault_that_no_graph_has_is_not_counted() -> None:
     rows = by_name(faults(quick=True, kinds=["lost bias"], graphs=["masked"]))
     assert rows["kinds of injected faults"].value == 0
     assert rows["injected faults that are found"].value == 0
+
+
+def test_a_fault_that_changes_no_output_is_counted_apart() -> None:
+    rows = by_name(faults(quick=True, kinds=["ceil_mode"], graphs=["quantised_net"]))
+    assert rows["kinds of injected faults"].value == 0
+    assert "; 1 injections left out" in rows["injected faults that are found"].note

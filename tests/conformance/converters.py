@@ -171,6 +171,8 @@ class ConverterConformance:
         assert set(found) <= set(names)
         if names:
             assert found
+        for weight in exported.weights:
+            assert list(source.values({}, [weight])) == [weight]
 
     def test_an_unknown_free_dimension_is_refused(self, opened: Opened, source: FrameworkModel) -> None:
         options = msgspec.structs.replace(opened.zoo_model.options, dynamic={"no such input": {0: "n"}})

@@ -58,6 +58,8 @@ def test_a_folded_batch_normalisation_is_no_change(weight: Array) -> None:
             assert not found(weights, {name: weight * factors})
             assert not found(weights, {name: weight.T * np.transpose(factors)})
     assert found(weights, {"conv.weight": one_changed(WEIGHT * FACTORS)}) == "conv.weight"
+    bias = WEIGHT[:, 0] * FACTORS[:, 0] + 1
+    assert not found(weights | {"conv.bias": WEIGHT[:, 0]}, {"conv.bias": bias})
 
 
 @pytest.mark.parametrize(

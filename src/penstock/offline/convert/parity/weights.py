@@ -3,7 +3,8 @@
 A weight of the source may have another layout or type in the model, or be folded into another one. So a tensor of the model counts as
 altered only in two cases:
 
-1. It has the name and the shape of a weight, but not the values. A folded batch normalisation, which keeps the name, multiplies rows.
+1. It has the name and the shape of a weight, but not the values. A folded batch normalisation, which keeps the name, multiplies rows
+   and changes biases.
 2. It equals no weight, but at least half of the values of one, and the others differ by at most 1 %.
 """
 
@@ -75,13 +76,13 @@ def _is_near(ours: Array, theirs: Array) -> bool:
 
 
 def _is_folded(ours: Array, theirs: Array) -> bool:
-    """True if each row or each column is a multiple of the weight's."""
-    for axis in range(min(2, ours.ndim if ours.ndim > 1 else 0)):
+    """True if each row or each column is a multiple of the weight's, or if the weight is a bias, which becomes any other one."""
+    for axis in range(2 if ours.ndim > 1 else 0):
         one, other = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).astype(float) for each in (ours, theirs))
         factors = (one * other).sum(1, keepdims=True) / np.maximum((other * other).sum(1, keepdims=True), 1e-300)
         if np.allclose(one, factors * other, rtol=_FOLDED, atol=_FOLDED * np.abs(one).max()):
             return True
-    return False
+    return ours.ndim == 1
 
 
 def _divergence(nodes: Nodes, name: str, weight: str, ours: Array, theirs: Array) -> Divergence:

@@ -43,11 +43,11 @@ def recorded(steps: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
     made: dict[str, list[Any]] = {name: [] for name in steps}
 
     def recording(transform: Any, results: list[Any]) -> Any:
-        def record(*arguments: Any, **options: Any) -> Any:
-            results.append(found := transform(*arguments, **options))
-            return found
+        def recorded_transform(*arguments: Any, **options: Any) -> Any:
+            results.append(transform(*arguments, **options))
+            return results[-1]
 
-        return record
+        return recorded_transform
 
     for name, step in steps.items():
         vars(step)["transform"] = recording(step.transform, made[name])

@@ -44,20 +44,17 @@ class TorchSource:
         return {spec.name: to_array(tensor) for spec, tensor in zip(self.signature.outputs, results, strict=True)}
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        if self._values is None:
-            return {}
         with self._job.guard():
+            found: dict[str, torch.Tensor] = {}
             if not inputs:
                 weights = self._weights()
                 found = {name: weights[name] for name in names if name in weights}
-            elif set(inputs) == set(self._job.inputs):
+            elif self._values is not None and set(inputs) == set(self._job.inputs):
                 found = _run(self._values, self._feeds(inputs), frozenset(names))
-            else:
+            elif isinstance(self._values, ProgramValues):
                 given = {name: to_tensor(array) for name, array in inputs.items()}
                 tensors = [given.pop(name, None) for name in self._job.inputs]
-                found = (
-                    _run(self._values.part, tensors, given, names) if isinstance(self._values, ProgramValues) else {}
-                )
+                found = _run(self._values.part, tensors, given, names)
             return {name: to_array(tensor) for name, tensor in found.items() if tensor.dtype in BY_TORCH_TYPE}
 
     def export(self, target: Path, opset: int) -> Exported:
