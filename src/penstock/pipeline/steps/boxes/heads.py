@@ -11,6 +11,7 @@ import numpy as np
 from penstock.errors import InvalidInput
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.boxes.arrays import DETECTIONS, check_array, corners, matrix_of
+from penstock.pipeline.steps.scores.activations import sigmoid, softmax
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
@@ -26,14 +27,17 @@ class _Head(Step, frozen=True, kw_only=True):
     threshold: Probability = 0.25
     """Boxes with a lower score are dropped."""
 
-    def _detected(self, boxes: Array, probabilities: Array) -> dict[str, Value]:
+    def _detected(self, centres: Array, probabilities: Array) -> dict[str, Value]:
         """The boxes whose best class reaches the threshold."""
         if not probabilities.shape[1]:
             raise InvalidInput("the model's output has no classes")
-        classes = probabilities.argmax(axis=1)
-        scores = np.take_along_axis(probabilities, classes[:, None], axis=1)[:, 0]
+        scores = probabilities.max(axis=1)
         kept = np.flatnonzero(scores >= self.threshold)
-        return {"boxes": boxes[kept], "scores": scores[kept], "classes": classes[kept]}
+        return {
+            "boxes": corners(centres[kept]),
+            "scores": scores[kept],
+            "classes": probabilities[kept].argmax(axis=1),
+        }
 
 
 class DecodeYolo(_Head, frozen=True, kw_only=True):
@@ -65,7 +69,7 @@ class DecodeYolo(_Head, frozen=True, kw_only=True):
                 f"'value' has the shape {shape}, which is not that of YOLO {self.version}", "check 'version'"
             )
         scores = rows[:, first:]
-        found = self._detected(corners(rows[:, :4]), scores if self.version == "v8" else scores * rows[:, 4:5])
+        found = self._detected(rows[:, :4], scores if self.version == "v8" else scores * rows[:, 4:5])
         if (greatest := float(np.max(found["scores"], initial=0))) > _MAX_SCORE:
             hint = "check 'version'; a model that returns logits needs a sigmoid"
             raise InvalidInput(f"the greatest score is {greatest:.4g}, which is no probability", hint)
@@ -93,10 +97,7 @@ class DecodeDetr(_Head, frozen=True, kw_only=True):
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Boxes, scores and classes."""
         logits, boxes = _paired(inputs, "logits", "boxes")
-        if self.activation == "softmax":
-            return self._detected(corners(boxes), _softmax(logits)[:, :-1])
-        small = np.exp(-np.abs(logits))
-        return self._detected(corners(boxes), np.where(logits >= 0, 1 / (1 + small), small / (1 + small)))
+        return self._detected(boxes, softmax(logits)[:, :-1] if self.activation == "softmax" else sigmoid(logits))
 
 
 class DecodeSsd(_Head, frozen=True, kw_only=True):
@@ -124,12 +125,12 @@ class DecodeSsd(_Head, frozen=True, kw_only=True):
         """Boxes, scores and classes."""
         logits, offsets = _paired(inputs, "logits", "boxes")
         _, priors = _paired(inputs, "logits", "priors")
-        probabilities = (_softmax(logits) if self.softmax else logits)[:, 1:]
+        probabilities = (softmax(logits) if self.softmax else logits)[:, 1:]
         centre, size = np.float32(self.variances[0]), np.float32(self.variances[1])
         middles = priors[:, :2] + offsets[:, :2] * centre * priors[:, 2:]
         # An offset of 80 would already be a size of e^16 times the prior; more would overflow.
         sizes = priors[:, 2:] * np.exp(np.minimum(offsets[:, 2:] * size, 80))
-        return self._detected(corners(np.concatenate([middles, sizes], axis=1)), probabilities)
+        return self._detected(np.concatenate([middles, sizes], axis=1), probabilities)
 
 
 def _paired(inputs: Mapping[str, Value], scores: str, boxes: str) -> tuple[Array, Array]:
@@ -139,11 +140,3 @@ def _paired(inputs: Mapping[str, Value], scores: str, boxes: str) -> tuple[Array
             f"'{scores}' has the shape {list(one.shape)}, and '{boxes}' {list(two.shape)}, not [{len(one)}, 4]"
         )
     return one, two
-
-
-def _softmax(logits: Array) -> Array:
-    if not logits.size:
-        return logits
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    found: Array = powers / powers.sum(axis=1, keepdims=True)
-    return found
