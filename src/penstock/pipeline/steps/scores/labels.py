@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import StepResources, wrong_type
+from penstock.pipeline.steps.base import Step, StepResources, wrong_type
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array, DataType
 
@@ -18,14 +20,19 @@ Labels = str | tuple[str, ...]
 """Names of classes: the name of one of the pipeline's lists, or the list."""
 
 
-def bound_labels(labels: Labels, resources: StepResources) -> tuple[str, ...]:
-    """The list ``labels``, or the list of this name. Raises InvalidConfig if there is none."""
-    if isinstance(labels, tuple):
-        return labels
-    if labels and labels not in resources.labels:
-        hint = did_you_mean(labels, resources.labels) or "add the list to 'labels' of the pipeline"
-        raise InvalidConfig(f"there are no labels '{labels}'", hint)
-    return resources.labels.get(labels, ())
+class Labelled(Step, frozen=True, kw_only=True):
+    """A step that names classes."""
+
+    labels: Labels
+
+    def bound(self, resources: StepResources) -> Self:
+        """The step with its list of labels. Raises InvalidConfig if there is none of this name."""
+        if isinstance(self.labels, tuple):
+            return self
+        if self.labels and self.labels not in resources.labels:
+            hint = did_you_mean(self.labels, resources.labels) or "add the list to 'labels' of the pipeline"
+            raise InvalidConfig(f"there are no labels '{self.labels}'", hint)
+        return msgspec.structs.replace(self, labels=resources.labels.get(self.labels, ()))
 
 
 def names_of(indices: Array, labels: Labels) -> list[str]:
