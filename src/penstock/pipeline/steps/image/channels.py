@@ -69,3 +69,8 @@ class Colour(Step, frozen=True, kw_only=True):
                 f"the picture has {pixels.shape[2]} channels, not {CHANNELS[self.source]} ({self.source})"
             )
         return {"value": converted(pixels, self.source, self.to, self.like)}
+
+    @property
+    def reverses(self) -> bool:
+        """True for a swap of RGB and BGR."""
+        return {self.source, self.to} == {"rgb", "bgr"}

@@ -65,10 +65,7 @@ def fuse(steps: Sequence[Step]) -> Step:
     left, fused = list(steps), list[Step]()
     while left:
         match left:
-            case [Colour(source=one, to=two), Normalise(), ImageLayout(order="chw"), *_] if {one, two} == {
-                "rgb",
-                "bgr",
-            }:
+            case [Colour() as swap, Normalise(), ImageLayout(order="chw"), *_] if swap.reverses:
                 count = 3
             case [Normalise(), ImageLayout(order="chw"), *_]:
                 count = 2
