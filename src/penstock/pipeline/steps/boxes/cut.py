@@ -88,7 +88,8 @@ class WarpBoxes(Step, frozen=True, kw_only=True):
                 f"a box of {wide:.0f} × {high:.0f} pixels is too large to straighten: the limit is {_MAX_SIDE}"
             )
         width, height = int(wide) or 1, int(high) or 1
-        corners = np.array(((0, 0), (width, 0), (width, height), (0, height)), np.float32)
+        corners = np.zeros((4, 2), np.float32)
+        corners[1:3, 0], corners[2:, 1] = width, height
         matrix = cv2.getPerspectiveTransform(quad, corners)
         found: Array = cv2.warpPerspective(
             image, matrix, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE

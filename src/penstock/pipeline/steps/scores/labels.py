@@ -58,9 +58,11 @@ def class_count(step: str, given: ValueType) -> int:
 
 def scores_of(value: Value, labels: Labels = ()) -> Array:
     """The scores ``value`` of classes, in one dimension. Raises InvalidInput for several dimensions, NaN and missing labels."""
-    if value.ndim != 1 and sum(dim != 1 for dim in value.shape) > 1:
-        raise InvalidInput(f"'value' has the shape {list(value.shape)}, not [classes]")
-    scores = comparable(value).reshape(-1)
+    scores = comparable(value)
+    if scores.ndim != 1:
+        if sum(dim != 1 for dim in scores.shape) > 1:
+            raise InvalidInput(f"'value' has the shape {list(scores.shape)}, not [classes]")
+        scores = scores.reshape(-1)
     if labels and len(labels) != scores.size:
         raise InvalidInput(f"the model returned {scores.size} scores for {len(labels)} labels")
     return scores

@@ -96,14 +96,15 @@ def _best(scores: Array, k: int) -> Array:
         candidates = np.flatnonzero(scores >= np.partition(scores, scores.size - k)[scores.size - k])
         return candidates[descending(scores[candidates])][:k]
     lowest = -math.inf if scores.dtype.kind == "f" else scores.min().item()
-    left, found = scores.copy(), list[int]()
-    while len(found) < k:
+    left, found = scores.copy(), np.empty(k, np.int64)
+    for place in range(k):
         best = int(left.argmax())
         if left.item(best) == lowest:  # all others have this score
-            return np.concatenate([np.array(found, np.int64), np.flatnonzero(scores == lowest)[: k - len(found)]])
-        found.append(best)
+            found[place:] = np.flatnonzero(scores == lowest)[: k - place]
+            break
+        found[place] = best
         left[best] = lowest
-    return np.array(found, np.int64)
+    return found
 
 
 def descending(scores: Array) -> Array:
