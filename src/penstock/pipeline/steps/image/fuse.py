@@ -23,6 +23,8 @@ from penstock.tensor import Array
 FUSABLE = (Colour, CropImage, ImageLayout, Letterbox, Normalise, PadImage, Resize)
 """Steps that ``fuse`` takes. Each has one input and one output, both called ``value``."""
 
+_SWAP = {"rgb", "bgr"}
+
 
 class Fused(Step, frozen=True, kw_only=True):
     """Steps on pixels, one after the other."""
@@ -65,7 +67,7 @@ def fuse(steps: Sequence[Step]) -> Step:
     left, fused = list(steps), list[Step]()
     while left:
         match left:
-            case [Colour() as swap, Normalise(), ImageLayout(order="chw"), *_] if swap.reverses:
+            case [Colour() as swap, Normalise(), ImageLayout(order="chw"), *_] if {swap.source, swap.to} == _SWAP:
                 count = 3
             case [Normalise(), ImageLayout(order="chw"), *_]:
                 count = 2
