@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from statistics import median
 
 import cv2
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 from PIL import Image
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.boxes.contours import ContourBoxes
@@ -27,6 +29,7 @@ from penstock.pipeline.steps.image.fuse import fuse
 from penstock.pipeline.steps.image.geometry import Letterbox
 from penstock.pipeline.steps.image.normalise import ImageLayout, Normalise
 from penstock.pipeline.steps.image.resize import Resize
+from penstock.pipeline.steps.scores.activations import Sigmoid, Softmax
 from penstock.pipeline.steps.scores.embeddings import L2Normalise, Pool
 from penstock.pipeline.steps.scores.ranking import Argmax, TopK
 from penstock.tensor import Array
@@ -34,6 +37,20 @@ from penstock.tensor import Array
 _BLOCK_S = 0.01
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Call = Callable[[], object]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run OpenCV, PyTorch and BLAS in one thread. Idle threads of OpenBLAS wait actively, which would add CPU time to both sides."""
+    threads = cv2.getNumThreads(), torch.get_num_threads()
+    cv2.setNumThreads(1)
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        cv2.setNumThreads(threads[0])
+        torch.set_num_threads(threads[1])
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -54,7 +71,9 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def measure(case: Case, rounds: int = 15) -> Figure:
-    """Time both sides in turn."""
+    """Time both sides in turn, after a first call each, which may prepare something."""
+    case.ours()
+    case.theirs()
     calls = [max(1, int(_BLOCK_S / _timed(call, 3))) for call in (case.ours, case.theirs)]
     pairs = []
     for index in range(rounds):
@@ -124,14 +143,21 @@ def resizing() -> list[Case]:
     def antialiased() -> object:
         return torch.nn.functional.interpolate(tensor, (224, 224), mode="bilinear", antialias=True)
 
-    def plain() -> object:
-        return torch.nn.functional.interpolate(tensor, (224, 224), mode="bilinear")
+    def plain(mode: str = "bilinear") -> object:
+        return torch.nn.functional.interpolate(tensor, (224, 224), mode=mode)
 
     return [
         _case("resize", "Pillow", Resize(size=(224, 224)), pillow, value=pixels),
         _case("resize", "OpenCV", Resize(size=(224, 224), like="opencv"), opencv, value=pixels),
         _case("resize FP32, antialias", "PyTorch", Resize(size=(224, 224), like="torch"), antialiased, value=real),
         _case("resize FP32", "PyTorch", Resize(size=(224, 224), like="torch", antialias=False), plain, value=real),
+        _case(
+            "resize FP32, area",
+            "PyTorch",
+            Resize(size=(224, 224), like="torch", filter="area"),
+            lambda: plain("area"),
+            value=real,
+        ),
     ]
 
 
@@ -235,6 +261,8 @@ def scores() -> list[Case]:
 
     return [
         _case("top_k", "PyTorch", TopK(k=5), top, value=logits),
+        _case("softmax", "PyTorch", Softmax(), lambda: torch.softmax(one, -1), value=logits),
+        _case("sigmoid", "PyTorch", Sigmoid(), lambda: torch.sigmoid(one), value=logits),
         _case("argmax", "PyTorch", Argmax(), lambda: many.argmax(-1), value=tokens),
         _case("pool", "PyTorch", Pool(), pooled, value=tokens, mask=mask),
         _case(
@@ -248,17 +276,15 @@ def cases() -> list[Case]:
     return [*decoding(), *resizing(), *preparing(), *boxes(), *scores()]
 
 
-def main() -> None:
-    """Measure all cases, and print them."""
-    cv2.setNumThreads(1)
-    torch.set_num_threads(1)
+def report(cases: Iterable[Case]) -> None:
+    """Measure ``cases``, and print them."""
     print("| step | reference | step, µs | reference, µs | ratio |\n|---|---|---:|---:|---:|")
-    for case in cases():
-        figure = measure(case)
-        print(
-            f"| {case.name} | {case.reference} | {figure.ours_s * 1e6:.0f} | {figure.theirs_s * 1e6:.0f} | {figure.ratio:.2f} |"
-        )
+    with one_thread():
+        for case in cases:
+            found = measure(case)
+            times = f"{found.ours_s * 1e6:.0f} | {found.theirs_s * 1e6:.0f} | {found.ratio:.2f}"
+            print(f"| {case.name} | {case.reference} | {times} |")
 
 
 if __name__ == "__main__":
-    main()
+    report(cases())

@@ -18,7 +18,7 @@ import soundfile
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, WhisperFeatureExtractor
 
-from benchmarks.steps import Case, measure, photo
+from benchmarks.steps import Case, photo, report
 from penstock.pipeline.steps.audio.decode import DecodeAudio
 from penstock.pipeline.steps.audio.frames import Frames
 from penstock.pipeline.steps.audio.log_mel import LogMel, WhisperLogMel
@@ -156,16 +156,6 @@ def cases(folder: Path) -> list[Case]:
     return [*texts(), *sounds(), *videos(folder)]
 
 
-def main() -> None:
-    """Measure all cases, and print them."""
-    print("| step | reference | step, µs | reference, µs | ratio |\n|---|---|---:|---:|---:|")
-    with tempfile.TemporaryDirectory() as folder:
-        for case in cases(Path(folder)):
-            found = measure(case)
-            print(
-                f"| {case.name} | {case.reference} | {found.ours_s * 1e6:.0f} | {found.theirs_s * 1e6:.0f} | {found.ratio:.2f} |"
-            )
-
-
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as place:
+        report(cases(Path(place)))

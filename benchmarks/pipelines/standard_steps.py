@@ -5,31 +5,19 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import cv2
-import torch
-
 from benchmarks import steps, steps_media
 from benchmarks.results import Row, claim
-from benchmarks.steps import measure
+from benchmarks.steps import measure, one_thread
 
 _GOAL = 0.9
 
 
 def run(quick: bool) -> list[Row]:
     """The rows of this part."""
-    threads = cv2.getNumThreads(), torch.get_num_threads()
-    cv2.setNumThreads(1)
-    torch.set_num_threads(1)
     rows = []
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for case in [*steps.cases(), *steps_media.cases(Path(folder))]:
-                found = measure(case, 3 if quick else 15)
-                note = f"CPU time {found.theirs_s * 1e6:,.0f} : {found.ours_s * 1e6:,.0f} µs"
-                rows.append(
-                    claim(f"{case.name}: speed-up over {case.reference}", found.ratio, "×", ">=", _GOAL, note=note)
-                )
-    finally:
-        cv2.setNumThreads(threads[0])
-        torch.set_num_threads(threads[1])
+    with one_thread(), tempfile.TemporaryDirectory() as folder:
+        for case in [*steps.cases(), *steps_media.cases(Path(folder))]:
+            found = measure(case, 3 if quick else 15)
+            note = f"CPU time {found.theirs_s * 1e6:,.0f} : {found.ours_s * 1e6:,.0f} µs"
+            rows.append(claim(f"{case.name}: speed-up over {case.reference}", found.ratio, "×", ">=", _GOAL, note=note))
     return rows

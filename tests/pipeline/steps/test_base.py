@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.pipeline.steps.base import Step, StepResources, options_of, wrong_type
+from penstock.pipeline.steps.base import Step, StepResources, wrong_type
 from penstock.pipeline.value import TEXT, Value, ValueType
 
 
@@ -28,10 +28,6 @@ def test_many_items_run_one_by_one() -> None:
 def test_a_step_without_files_stays_the_same() -> None:
     step = Add()
     assert step.bound(StepResources()) is step
-
-
-def test_options_are_the_fields() -> None:
-    assert [(field.name, field.default) for field in options_of(Add)] == [("number", 1)]
 
 
 def test_the_error_names_step_input_and_type() -> None:

@@ -22,6 +22,7 @@ steps = [
     (WhisperLogMel(), sound),
     (Resize(size=(224, 224), like="torch"), picture),
     (Resize(size=(99, 500), like="torch", filter="bicubic"), picture),
+    (Resize(size=(99, 500), like="torch", filter="area"), picture),
     (Pool(), tokens),
     (L2Normalise(), tokens),
 ]
@@ -39,5 +40,5 @@ def _digests(threads: int) -> str:
 
 def test_the_number_of_threads_does_not_change_a_bit() -> None:
     one = _digests(1)
-    assert len(one.splitlines()) == 7
+    assert len(one.splitlines()) == 8
     assert _digests(2) == one

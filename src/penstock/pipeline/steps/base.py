@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -56,8 +56,3 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def wrong_type(step: str, name: str, wanted: str, found: ValueType) -> InvalidConfig:
     """The error for an input of the wrong type."""
     return InvalidConfig(f"step '{step}' needs {wanted} as '{name}', but it is {found}")
-
-
-def options_of(step: type[Step]) -> tuple[Any, ...]:
-    """The fields that a declaration may give for ``step``."""
-    return msgspec.structs.fields(step)

@@ -38,7 +38,12 @@ def some_steps() -> st.SearchStrategy[list[Step]]:
         st.integers(1, 9).map(lambda number: PadImage(multiple_of=number)),
     )
     swap: st.SearchStrategy[Step] = st.sampled_from(
-        [Colour(source="rgb", to="bgr"), Colour(source="bgr", to="rgb"), Colour(source="rgb", to="grey")]
+        [
+            Colour(source="rgb", to="bgr"),
+            Colour(source="bgr", to="rgb"),
+            Colour(source="rgb", to="rgb"),
+            Colour(source="rgb", to="grey"),
+        ]
     )
     numbers: st.SearchStrategy[Step] = st.sampled_from(
         [Normalise(), Normalise(scale=1, mean=(3.0,), std=(2.0,)), Normalise(mean=(0.1, 0.2, 0.3))]

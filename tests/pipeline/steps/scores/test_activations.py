@@ -28,6 +28,14 @@ def test_sigmoid_equals_torch(logits: np.ndarray) -> None:
     np.testing.assert_allclose(found, torch.sigmoid(torch.from_numpy(logits)).numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_sigmoid_of_extreme_logits(dtype: type) -> None:
+    logits = np.array([-np.inf, -1000, -10, 0, 1000, np.inf, np.nan], dtype)
+    found = Sigmoid().run({"value": logits})["value"]
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, np.array([0, 0, 4.5398e-05, 0.5, 1, 1, np.nan], dtype), rtol=1e-3)
+
+
 def test_text_has_no_softmax() -> None:
     with pytest.raises(InvalidConfig, match="softmax"):
         Softmax().check({"value": TEXT})

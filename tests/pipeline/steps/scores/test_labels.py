@@ -9,7 +9,6 @@ import pytest
 from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.base import StepResources
 from penstock.pipeline.steps.scores.labels import (
-    bound_labels,
     check_labels,
     class_count,
     comparable,
@@ -17,6 +16,7 @@ from penstock.pipeline.steps.scores.labels import (
     score_type,
     scores_of,
 )
+from penstock.pipeline.steps.scores.ranking import Label, TopK
 from penstock.pipeline.value import TEXT, ValueType
 from penstock.tensor import DataType
 
@@ -24,11 +24,11 @@ LISTS = StepResources(labels={"coco": ("cat", "dog")})
 
 
 def test_labels_are_a_list_or_the_name_of_one() -> None:
-    assert bound_labels("coco", LISTS) == ("cat", "dog")
-    assert bound_labels(("a", "b"), LISTS) == ("a", "b")
-    assert bound_labels("", LISTS) == ()
+    assert TopK(labels="coco").bound(LISTS).labels == ("cat", "dog")
+    assert TopK(labels=("a", "b")).bound(LISTS).labels == ("a", "b")
+    assert TopK().bound(LISTS).labels == ()
     with pytest.raises(InvalidConfig, match="there are no labels 'cocoa'") as caught:
-        bound_labels("cocoa", LISTS)
+        Label(labels="cocoa").bound(LISTS)
     assert "coco" in caught.value.hint
 
 

@@ -21,7 +21,7 @@ from penstock.tensor import Array, DataType
 DIGITS = StepResources(labels={"digits": tuple("0123456789")})
 _SCORES = arrays.arrays(
     st.sampled_from([np.float32, np.float64, np.int8, np.uint8]),
-    st.integers(0, 30),
+    st.integers(0, 30) | st.integers(257, 300),  # small arrays are sorted, large ones searched
     elements=st.integers(0, 5),  # so that many are equal
 )
 
@@ -47,6 +47,11 @@ def test_threshold_takes_the_same_classes(scores: Array, at: int) -> None:
 def test_infinite_scores_have_an_order() -> None:
     scores = np.array([-np.inf, 1, np.inf, -np.inf], np.float32)
     assert TopK(k=4).run({"value": scores})["indices"].tolist() == [2, 1, 0, 3]
+    scores = np.full(300, -np.inf, np.float32)
+    scores[[7, 250]] = 1, np.inf
+    for k in (1, 4, 20, 400):
+        wanted = [250, 7, *(index for index in range(300) if index not in (7, 250))][:k]
+        assert TopK(k=k).run({"value": scores})["indices"].tolist() == wanted
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -20,7 +21,6 @@ _BLOCK_SAMPLES = 1 << 16
 _HZ_PER_MEL, _LOG_START_HZ, _LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27.0
 """Slaney's mel scale: linear below 1000 Hz, logarithmic above."""
 _LOG_START = _LOG_START_HZ / _HZ_PER_MEL
-_WHISPER_RATE, _WHISPER_FFT, _WHISPER_HOP = 16_000, 400, 160
 
 
 class LogMel(Step, frozen=True, kw_only=True):
@@ -103,6 +103,9 @@ class LogMel(Step, frozen=True, kw_only=True):
         return self.fmax or self.rate / 2
 
 
+_WHISPER = LogMel(rate=16_000, n_fft=400, hop=160, pad_mode="reflect", scale="log10")
+
+
 class WhisperLogMel(Step, frozen=True, kw_only=True):
     """Compute the input features of Whisper: a mel spectrogram of 30 seconds of sound at 16,000 samples per second.
 
@@ -118,24 +121,20 @@ class WhisperLogMel(Step, frozen=True, kw_only=True):
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """The features. Raises InvalidConfig unless the input is sound with 16,000 samples per second."""
-        check_is_sound("whisper_log_mel", inputs["value"], _WHISPER_RATE)
-        return {"value": ValueType(shape=(self.n_mels, self.seconds * _WHISPER_RATE // _WHISPER_HOP))}
+        check_is_sound("whisper_log_mel", inputs["value"], _WHISPER.rate)
+        return {"value": ValueType(shape=(self.n_mels, self.seconds * _WHISPER.rate // _WHISPER.hop))}
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The features. Raises InvalidInput if the sound is too long."""
         samples: Array = inputs["value"]
-        count = self.seconds * _WHISPER_RATE
+        count = self.seconds * _WHISPER.rate
         if len(samples) > count and not self.truncate:
             raise InvalidInput(
-                f"the sound lasts {len(samples) / _WHISPER_RATE:.1f} s, the limit is {self.seconds} s",
+                f"the sound lasts {len(samples) / _WHISPER.rate:.1f} s, the limit is {self.seconds} s",
                 "split it with the step frames, or set the step's truncate",
             )
-        samples = np.pad(samples[:count], (0, count - len(samples[:count])))
-        spectrogram = _spectrogram(
-            _centred(samples, _WHISPER_FFT // 2, "reflect"), _WHISPER_FFT, _WHISPER_HOP, _WHISPER_FFT, 2.0
-        )
-        filters = _bands(_WHISPER_RATE, _WHISPER_FFT, self.n_mels, 0.0, _WHISPER_RATE / 2, False, True)
-        values = np.log10(np.maximum(_filtered(spectrogram[:, :-1], filters), np.float32(1e-10)))
+        samples = np.pad(samples[:count], (0, max(0, count - len(samples))))
+        values = msgspec.structs.replace(_WHISPER, n_mels=self.n_mels).run({"value": samples})["value"][:, :-1]
         return {"value": (np.maximum(values, values.max() - np.float32(8)) + np.float32(4)) / np.float32(4)}
 
 

@@ -46,13 +46,8 @@ class ContourBoxes(Step, frozen=True, kw_only=True):
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """Types of quadrilaterals and scores. Raises InvalidConfig unless the input is a map."""
         given = inputs["value"]
-        shape = given.shape
-        if (
-            given.many
-            or not given.datatype.is_float
-            or len(shape) not in (2, 3)
-            or (len(shape) == 3 and shape[0] not in (-1, 1))
-        ):
+        is_map = len(given.shape) == 2 or (len(given.shape) == 3 and given.shape[0] in (-1, 1))
+        if given.many or not given.datatype.is_float or not is_map:
             raise wrong_type("contour_boxes", "value", "floating-point numbers [height, width]", given)
         return {"boxes": ValueType(shape=(-1, 4, 2)), "scores": ValueType(shape=(-1,))}
 

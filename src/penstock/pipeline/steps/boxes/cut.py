@@ -75,18 +75,21 @@ class WarpBoxes(Step, frozen=True, kw_only=True):
         if boxes.ndim != 3:
             raise InvalidInput(f"'boxes' has the shape {list(boxes.shape)}, not [n, 4, 2]", "use crop_boxes for [n, 4]")
         edges = boxes.take(_NEXT_CORNER, axis=1) - boxes
-        lengths = np.sqrt((edges * edges).sum(axis=2))
-        sizes = np.maximum(lengths[:, :2], lengths[:, 2:]).tolist()
+        sides = np.sqrt(np.add.reduce(edges * edges, axis=2)).tolist()
         pixels = np.ascontiguousarray(image)
-        return {"crops": [self._straightened(pixels, quad, *size) for quad, size in zip(boxes, sizes, strict=True)]}
+        return {
+            "crops": [self._straightened(pixels, quad, lengths) for quad, lengths in zip(boxes, sides, strict=True)]
+        }
 
-    def _straightened(self, image: Array, quad: Array, wide: float, high: float) -> Array:
+    def _straightened(self, image: Array, quad: Array, sides: list[float]) -> Array:
+        wide, high = max(sides[0], sides[2]), max(sides[1], sides[3])
         if max(wide, high, *image.shape[:2]) >= _MAX_SIDE + 1:
             raise InvalidInput(
                 f"a box of {wide:.0f} × {high:.0f} pixels is too large to straighten: the limit is {_MAX_SIDE}"
             )
         width, height = int(wide) or 1, int(high) or 1
-        corners = np.array(((0, 0), (width, 0), (width, height), (0, height)), np.float32)
+        corners = np.zeros((4, 2), np.float32)
+        corners[1:3, 0], corners[2:, 1] = width, height
         matrix = cv2.getPerspectiveTransform(quad, corners)
         found: Array = cv2.warpPerspective(
             image, matrix, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE

@@ -50,11 +50,7 @@ class Draw(Step, frozen=True, kw_only=True):
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The file. Raises InvalidInput if there are not as many labels or scores as boxes."""
-        pixels, boxes = pixels_of(inputs["image"], "image"), boxes_of(inputs["boxes"], quads=True)
-        if pixels.shape[2] != CHANNELS[self.colour]:
-            raise InvalidInput(
-                f"the picture has {pixels.shape[2]} channels, not {CHANNELS[self.colour]} ({self.colour})"
-            )
+        pixels, boxes = pixels_of(inputs["image"], "image", self.colour), boxes_of(inputs["boxes"], quads=True)
         for name in ("labels", "scores"):
             if name in inputs and len(inputs[name]) != len(boxes):
                 raise InvalidInput(f"there are {len(boxes)} boxes, but {len(inputs[name])} {name}")

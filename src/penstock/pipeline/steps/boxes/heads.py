@@ -11,6 +11,7 @@ import numpy as np
 from penstock.errors import InvalidInput
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.boxes.arrays import DETECTIONS, check_array, corners, matrix_of
+from penstock.pipeline.steps.scores.activations import sigmoid, softmax
 from penstock.pipeline.steps.scores.labels import check_probabilities
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
@@ -26,14 +27,20 @@ class _Head(Step, frozen=True, kw_only=True):
     threshold: Probability = 0.25
     """Boxes with a lower score are dropped."""
 
-    def _detected(self, boxes: Array, probabilities: Array) -> dict[str, Value]:
+    def _detected(self, centres: Array, probabilities: Array) -> dict[str, Value]:
         """The boxes whose best class reaches the threshold."""
         if not probabilities.shape[1]:
             raise InvalidInput("the model's output has no classes")
-        classes = probabilities.argmax(axis=1)
-        scores = np.take_along_axis(probabilities, classes[:, None], axis=1)[:, 0]
+        if probabilities.strides[0] < probabilities.strides[1]:
+            scores = probabilities.max(axis=1)
+        else:  # numpy is faster to find the place of a maximum in a short row than the maximum
+            scores = np.take_along_axis(probabilities, probabilities.argmax(axis=1)[:, None], axis=1)[:, 0]
         kept = np.flatnonzero(scores >= self.threshold)
-        return {"boxes": boxes[kept], "scores": scores[kept], "classes": classes[kept]}
+        return {
+            "boxes": corners(centres[kept]),
+            "scores": scores[kept],
+            "classes": probabilities[kept].argmax(axis=1),
+        }
 
 
 class DecodeYolo(_Head, frozen=True, kw_only=True):
@@ -69,12 +76,10 @@ class DecodeYolo(_Head, frozen=True, kw_only=True):
             )
         numbers = rows[:, 4:]
         if self.activation == "sigmoid":
-            numbers = _sigmoid(numbers)
+            numbers = sigmoid(numbers)
         else:
             check_probabilities(numbers, "value", _LOGITS_HINT)
-        return self._detected(
-            corners(rows[:, :4]), numbers if self.version == "v8" else numbers[:, 1:] * numbers[:, :1]
-        )
+        return self._detected(rows[:, :4], numbers if self.version == "v8" else numbers[:, 1:] * numbers[:, :1])
 
 
 class DecodeDetr(_Head, frozen=True, kw_only=True):
@@ -100,15 +105,15 @@ class DecodeDetr(_Head, frozen=True, kw_only=True):
         """Boxes, scores and classes."""
         logits, boxes = _paired(inputs, "logits", "boxes")
         if self.activation == "softmax":
-            return self._detected(corners(boxes), _softmax(logits)[:, :-1])
+            return self._detected(boxes, softmax(logits)[:, :-1])
         if self.activation == "none":
             check_probabilities(logits, "logits", "set 'activation' to sigmoid or softmax if these are logits")
-            return self._detected(corners(boxes), logits)
+            return self._detected(boxes, logits)
         if logits.size and logits.min() >= 0 and logits.max() <= 1:
             # As logits, these numbers would make an object of every query.
             hint = "if the model applies a sigmoid itself, set 'activation: none'"
             raise InvalidInput("all numbers in 'logits' are between 0 and 1, as probabilities are", hint)
-        return self._detected(corners(boxes), _sigmoid(logits))
+        return self._detected(boxes, sigmoid(logits))
 
 
 class DecodeSsd(_Head, frozen=True, kw_only=True):
@@ -138,12 +143,12 @@ class DecodeSsd(_Head, frozen=True, kw_only=True):
         _, priors = _paired(inputs, "logits", "priors")
         if not self.softmax:
             check_probabilities(logits, "logits", "set 'softmax: true' if these are logits")
-        probabilities = (_softmax(logits) if self.softmax else logits)[:, 1:]
+        probabilities = (softmax(logits) if self.softmax else logits)[:, 1:]
         centre, size = np.float32(self.variances[0]), np.float32(self.variances[1])
         middles = priors[:, :2] + offsets[:, :2] * centre * priors[:, 2:]
         # An offset of 80 would already be a size of e^16 times the prior; more would overflow.
         sizes = priors[:, 2:] * np.exp(np.minimum(offsets[:, 2:] * size, 80))
-        return self._detected(corners(np.concatenate([middles, sizes], axis=1)), probabilities)
+        return self._detected(np.concatenate([middles, sizes], axis=1), probabilities)
 
 
 def _paired(inputs: Mapping[str, Value], scores: str, boxes: str) -> tuple[Array, Array]:
@@ -153,16 +158,3 @@ def _paired(inputs: Mapping[str, Value], scores: str, boxes: str) -> tuple[Array
             f"'{scores}' has the shape {list(one.shape)}, and '{boxes}' {list(two.shape)}, not [{len(one)}, 4]"
         )
     return one, two
-
-
-def _sigmoid(logits: Array) -> Array:
-    small = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1 / (1 + small), small / (1 + small))
-
-
-def _softmax(logits: Array) -> Array:
-    if not logits.size:
-        return logits
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    found: Array = powers / powers.sum(axis=1, keepdims=True)
-    return found

@@ -36,13 +36,10 @@ def _model() -> bytes:
     """A ModelProto with one node, written as protobuf, because the package ``onnx`` is not part of an installation for inference."""
     names = [name.encode() for name in _INPUTS]
     node = b"".join(_field(1, name) for name in names) + _field(2, b"kept") + _field(4, b"NonMaxSuppression")
-    values = [_field(11, _value(name, datatype)) for name, datatype in zip(names, _INPUTS.values(), strict=True)]
-    graph = _field(1, node) + _field(2, b"nms") + b"".join(values) + _field(12, _value(b"kept", DataType.INT64))
+    types = [_field(2, _field(1, _field(1, datatype.onnx))) for datatype in _INPUTS.values()]
+    values = b"".join(_field(11, _field(1, name) + type_) for name, type_ in zip(names, types, strict=True))
+    graph = _field(1, node) + _field(2, b"nms") + values + _field(12, _field(1, b"kept"))
     return _field(1, 8) + _field(7, graph) + _field(8, _field(2, 11))
-
-
-def _value(name: bytes, datatype: DataType) -> bytes:
-    return _field(1, name) + _field(2, _field(1, _field(1, datatype.onnx)))
 
 
 def _field(number: int, content: bytes | int) -> bytes:

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from penstock.errors import InvalidConfig, InvalidInput
+from penstock.errors import InvalidConfig
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.image.pixels import CHANNELS, Channels, Library, image_type, pixels_of
 from penstock.pipeline.value import Media, Value, ValueType
@@ -63,9 +63,4 @@ class Colour(Step, frozen=True, kw_only=True):
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The converted pixels."""
-        pixels = pixels_of(inputs["value"])
-        if pixels.shape[2] != CHANNELS[self.source]:
-            raise InvalidInput(
-                f"the picture has {pixels.shape[2]} channels, not {CHANNELS[self.source]} ({self.source})"
-            )
-        return {"value": converted(pixels, self.source, self.to, self.like)}
+        return {"value": converted(pixels_of(inputs["value"], order=self.source), self.source, self.to, self.like)}

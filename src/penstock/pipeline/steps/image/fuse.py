@@ -23,40 +23,7 @@ from penstock.tensor import Array
 FUSABLE = (Colour, CropImage, ImageLayout, Letterbox, Normalise, PadImage, Resize)
 """Steps that ``fuse`` takes. Each has one input and one output, both called ``value``."""
 
-
-class NormalisePlanes(Step, frozen=True, kw_only=True):
-    """``normalise`` and then ``layout`` in the order ``chw``."""
-
-    normalise: Normalise
-    """The first of the steps."""
-    swap: Colour | None = None
-    """A swap of RGB and BGR before them."""
-
-    def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """The type that the steps return."""
-        for step in self._steps():
-            inputs = step.check(inputs)
-        return dict(inputs)
-
-    def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """The numbers, of shape [channels, height, width]."""
-        pixels = pixels_of(inputs["value"])
-        height, width, channels = pixels.shape
-        if pixels.dtype != np.uint8 or (self.swap is not None and channels != 3):
-            for step in self._steps():
-                inputs = step.run(inputs)
-            return dict(inputs)
-        self.normalise.check_channels(channels)
-        planes = cv2.split(np.ascontiguousarray(pixels))
-        table = self.normalise.table(channels)
-        found: Array = np.empty((channels, height, width), np.float32)
-        for channel, plane in enumerate(planes if self.swap is None else reversed(planes)):
-            cv2.LUT(plane, table[channel], found[channel])
-        return {"value": found}
-
-    def _steps(self) -> tuple[Step, ...]:
-        before = () if self.swap is None else (self.swap,)
-        return (*before, self.normalise, ImageLayout())
+_SWAP = {"rgb", "bgr"}
 
 
 class Fused(Step, frozen=True, kw_only=True):
@@ -78,17 +45,34 @@ class Fused(Step, frozen=True, kw_only=True):
         return dict(inputs)
 
 
+class NormalisePlanes(Fused, frozen=True, kw_only=True):
+    """``normalise`` and then ``layout`` in the order ``chw``. A swap of RGB and BGR may come before them."""
+
+    def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """The numbers, of shape [channels, height, width]."""
+        pixels = pixels_of(inputs["value"])
+        height, width, channels = pixels.shape
+        *swap, normalise, _ = self.steps
+        if pixels.dtype != np.uint8 or (swap and channels != 3) or not isinstance(normalise, Normalise):
+            return super().run(inputs)
+        table, planes = normalise.table(channels), cv2.split(np.ascontiguousarray(pixels))
+        found: Array = np.empty((channels, height, width), np.float32)
+        for channel, plane in enumerate(reversed(planes) if swap else planes):
+            cv2.LUT(plane, table[channel], found[channel])
+        return {"value": found}
+
+
 def fuse(steps: Sequence[Step]) -> Step:
     """``steps``, each of which reads the result of the one before and is in ``FUSABLE``, as one step with the same result."""
     left, fused = list(steps), list[Step]()
     while left:
-        step, *after = left
-        swap = step if isinstance(step, Colour) and {step.source, step.to} == {"rgb", "bgr"} else None
-        match after if swap else left:
-            case [Normalise() as normalise, ImageLayout(order="chw"), *rest]:
-                fused.append(NormalisePlanes(normalise=normalise, swap=swap))
-                left = rest
+        match left:
+            case [Colour() as swap, Normalise(), ImageLayout(order="chw"), *_] if {swap.source, swap.to} == _SWAP:
+                count = 3
+            case [Normalise(), ImageLayout(order="chw"), *_]:
+                count = 2
             case _:
-                fused.append(step)
-                left = after
+                count = 1
+        fused.append(NormalisePlanes(steps=tuple(left[:count])) if count > 1 else left[0])
+        del left[:count]
     return fused[0] if len(fused) == 1 else Fused(steps=tuple(fused))

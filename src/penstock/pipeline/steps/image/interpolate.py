@@ -3,7 +3,7 @@
 1. With antialias, each pixel is a weighted mean along one axis, and then along the other, with Pillow's kernels.
 2. Without, its bilinear and bicubic filters have OpenCV's sample points (half pixels, clamped at the border) and weights (a = -0.75).
 3. ``nearest`` takes the pixel ``floor(i * (in / out))``, computed in FP32.
-4. ``area`` averages the pixels from ``floor(i * in / out)`` to ``ceil((i + 1) * in / out)``.
+4. ``area`` averages the pixels from ``floor(i * in / out)`` to ``ceil((i + 1) * in / out)`` along both axes.
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ from __future__ import annotations
 from functools import lru_cache
 
 import cv2
-import msgspec
 import numpy as np
 
 from penstock.tensor import Array
 
 _OPENCV = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _MAX_STRIDE = 32
+_MAX_TERMS = 64
+"""Longest sum of equal weights in FP32: the rounding errors of a longer one could add up to more than 1e-5."""
 
 
 def interpolated(pixels: Array, height: int, width: int, filter: str, *, antialias: bool) -> Array:
     """``pixels`` [height, width, channels] in another size. UINT8 is rounded as torchvision does: to even, and clamped."""
     if filter == "nearest":
         rows, columns = _nearest(pixels.shape[0], height), _nearest(pixels.shape[1], width)
-        return np.ascontiguousarray(pixels[rows[:, None], columns])
+        return pixels.take(rows, axis=0).take(columns, axis=1)
     real = np.ascontiguousarray(pixels, np.float32)
     found: Array
     if filter == "area":
-        found = _averaged(_averaged(real, height, 0), width, 1).astype(np.float32)
+        counts = [_covered(*sides)[1] for sides in ((len(real), height), (real.shape[1], width))]
+        is_long = max(counts[0].max(), counts[1].max()) > _MAX_TERMS
+        sums = _summed(real.astype(np.float64 if is_long else np.float32, copy=False), height, width, filter)
+        found = (sums / np.multiply.outer(*counts)[..., None].astype(sums.dtype)).astype(np.float32, copy=False)
     elif antialias:
-        found = _antialiased(real, height, width, filter)
+        found = _summed(real, height, width, filter)
     else:
         found = cv2.resize(real, (width, height), interpolation=_OPENCV[filter]).reshape(height, width, -1)
     return np.rint(found).clip(0, 255).astype(np.uint8) if pixels.dtype == np.uint8 else found
@@ -41,18 +45,14 @@ def _nearest(old: int, new: int) -> Array:
     return np.minimum((np.arange(new, dtype=np.float32) * scale).astype(np.int64), old - 1)
 
 
-def _averaged(pixels: Array, new: int, axis: int) -> Array:
-    """The mean of the pixels that each pixel of the result covers, along one axis."""
-    old, index = pixels.shape[axis], np.arange(new)
-    starts, ends = index * old // new, -(-(index + 1) * old // new)
-    sums = np.cumsum(pixels, axis=axis, dtype=np.float64)
-    sums = np.insert(sums, 0, 0, axis=axis)
-    counts = (ends - starts).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
-    means: Array = (sums.take(ends, axis) - sums.take(starts, axis)) / counts
-    return means
+def _covered(old: int, new: int) -> tuple[Array, Array]:
+    """For each row of the result, the first row that it covers, and their number."""
+    index = np.arange(new)
+    starts = index * old // new
+    return starts, -(-(index + 1) * old // new) - starts
 
 
-def _antialiased(pixels: Array, height: int, width: int, filter: str) -> Array:
+def _summed(pixels: Array, height: int, width: int, filter: str) -> Array:
     old_height, old_width, channels = pixels.shape
     rows = _weighted(pixels.reshape(old_height, -1), height, filter).reshape(height, old_width, channels)
     columns = _weighted(cv2.transpose(rows).reshape(old_width, -1), width, filter).reshape(width, height, channels)
@@ -61,33 +61,22 @@ def _antialiased(pixels: Array, height: int, width: int, filter: str) -> Array:
 
 def _weighted(rows: Array, new: int, filter: str) -> Array:
     """Weighted sums of ``rows``. A matrix product would give other bits with other numbers of BLAS threads."""
-    found = np.empty((new, rows.shape[1]), np.float32)
+    found = np.empty((new, rows.shape[1]), rows.dtype)
     row, item = rows.strides
-    for run in _runs(len(rows), new, filter):
-        windows: Array = np.ndarray(
-            (*run.weights.shape, rows.shape[1]), np.float32, rows, run.start * row, (run.step * row, row, item)
-        )
-        np.einsum("ns,nsc->nc", run.weights, windows, out=found[run.rows])
+    for where, start, step, weights in _runs(len(rows), new, filter):
+        shape, strides = (*weights.shape, rows.shape[1]), (step * row, row, item)
+        windows: Array = np.ndarray(shape, rows.dtype, rows, start * row, strides)
+        np.einsum("ns,nsc->nc", weights.astype(rows.dtype, copy=False), windows, out=found[where])
     return found
 
 
-class _Run(msgspec.Struct, frozen=True, eq=False):
-    """Rows of the result whose first rows in the picture are evenly spaced, so that one call sums them all."""
-
-    rows: slice
-    start: int
-    """First row of the picture for the first row of the result."""
-    step: int
-    weights: Array
-    """One row of weights for each row of the result."""
-
-
 @lru_cache(maxsize=64)
-def _runs(old: int, new: int, filter: str) -> tuple[_Run, ...]:
-    """All rows of the result.
+def _runs(old: int, new: int, filter: str) -> tuple[tuple[slice, int, int, Array], ...]:
+    """All rows of the result, in runs whose first rows in the picture are evenly spaced, so that one call sums a run.
 
-    If ``stride * old / new`` is close to a whole number ``step``, every ``stride``-th row of the result begins ``step`` rows later,
-    until the rounding of a first or last row differs. With the best stride, there are only a few times ``sqrt(new)`` runs.
+    Each run has its rows of the result, the first row of the picture, the step to that of the next row, and the rows' weights. If
+    ``stride * old / new`` is close to a whole number, every ``stride``-th row of the result begins this step later, until the rounding
+    of a first or last row differs. With the best stride, there are only a few times ``sqrt(new)`` runs.
     """
     starts, counts, weights = _taps(old, new, filter)
 
@@ -96,23 +85,23 @@ def _runs(old: int, new: int, filter: str) -> tuple[_Run, ...]:
         found: Array = (starts[stride:] - starts[:-stride] == step) & (counts[stride:] == counts[:-stride])
         return found
 
-    stride = max(range(1, _MAX_STRIDE + 1), key=lambda stride: np.count_nonzero(is_next(stride)))
-    goes_on, runs = is_next(stride), list[_Run]()
+    stride, runs = max(range(1, _MAX_STRIDE + 1), key=lambda stride: np.count_nonzero(is_next(stride))), []
     for first in range(min(stride, new)):
-        breaks = np.flatnonzero(~goes_on[first::stride]) + 1
+        breaks = np.flatnonzero(~is_next(stride)[first::stride]) + 1
         for part in np.split(np.arange(first, new, stride), breaks):
-            start, end = int(part[0]), int(part[-1]) + 1
-            rows = slice(start, end, stride)
-            runs.append(
-                _Run(rows, int(starts[start]), round(stride * old / new), weights[rows, : counts[start]].copy())
-            )
+            start = int(part[0])
+            rows = slice(start, int(part[-1]) + 1, stride)
+            runs.append((rows, int(starts[start]), round(stride * old / new), weights[rows, : counts[start]].copy()))
     return tuple(runs)
 
 
 def _taps(old: int, new: int, filter: str) -> tuple[Array, Array, Array]:
     """For each row of the result, the first row that it depends on, their number, and their weights, padded with zeros."""
-    scale, radius = old / new, 1 if filter == "bilinear" else 2
-    stretch = max(scale, 1.0)
+    if filter == "area":
+        starts, counts = _covered(old, new)
+        return starts, counts, np.ones((new, counts.max()), np.float32)
+    scale = old / new
+    stretch, radius = max(scale, 1.0), 1 if filter == "bilinear" else 2
     centres = (np.arange(new) + 0.5) * scale
     starts = np.maximum((centres - radius * stretch + 0.5).astype(np.int64), 0)
     counts = np.minimum((centres + radius * stretch + 0.5).astype(np.int64), old) - starts

@@ -51,18 +51,11 @@ class Normalise(Step, frozen=True, kw_only=True):
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The numbers."""
         pixels = pixels_of(inputs["value"])
-        self.check_channels(pixels.shape[2])
+        table = self.table(pixels.shape[2])
         if pixels.dtype != np.uint8:
             return {"value": self._computed(pixels)}
-        table = self.table(pixels.shape[2])
         found: Array = cv2.LUT(np.ascontiguousarray(pixels), table.T[None])
         return {"value": found.reshape(pixels.shape)}
-
-    def check_channels(self, count: int) -> None:
-        """Raise InvalidInput if a picture with ``count`` channels has too many or too few."""
-        channels = max(len(self.mean), len(self.std))
-        if channels not in (1, count):
-            raise InvalidInput(f"the picture has {count} channels, but 'normalise' has numbers for {channels}")
 
     def _computed(self, pixels: Array) -> Array:
         scaled = (pixels.astype(np.float64) * self.scale).astype(np.float32)
@@ -70,7 +63,10 @@ class Normalise(Step, frozen=True, kw_only=True):
         return found
 
     def table(self, channels: int) -> Array:
-        """The result for each of the 256 values of a pixel, of shape [channels, 256]."""
+        """The result for each of the 256 values of a pixel, of shape [channels, 256]. Raises InvalidInput for too many or too few."""
+        wanted = max(len(self.mean), len(self.std))
+        if wanted not in (1, channels):
+            raise InvalidInput(f"the picture has {channels} channels, but 'normalise' has numbers for {wanted}")
         return _table(self, channels)
 
 

@@ -32,12 +32,15 @@ def image_type(step: str, inputs: Mapping[str, ValueType], name: str = "value") 
     return given
 
 
-def pixels_of(value: Value, name: str = "value") -> Array:
-    """The picture ``value``. Raises InvalidInput if it has no pixels, or is not of shape [height, width, channels]."""
+def pixels_of(value: Value, name: str = "value", order: str = "") -> Array:
+    """The picture ``value``. Raises InvalidInput if it has no pixels, is not of shape [height, width, channels], or has other
+    channels than ``order``."""
     if getattr(value, "ndim", 0) != 3 or not value.size:
         shape = list(getattr(value, "shape", ()))
         raise InvalidInput(f"'{name}' has the shape {shape}, not [height, width, channels] with at least one pixel")
     pixels: Array = value
+    if order and pixels.shape[2] != CHANNELS[order]:
+        raise InvalidInput(f"the picture has {pixels.shape[2]} channels, not {CHANNELS[order]} ({order})")
     return pixels
 
 

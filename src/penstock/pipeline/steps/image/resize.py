@@ -109,10 +109,8 @@ class Resize(Step, frozen=True, kw_only=True):
 def _resized_by_pillow(pixels: Array, height: int, width: int, filter: str) -> Array:
     size, resample = (width, height), _PILLOW[filter]
     channels = pixels.shape[2]
-    if pixels.dtype == np.uint8 and channels == 4:
-        # Pillow multiplies RGBA by alpha before it resizes; the channels are resized apart, as those of any four-channel picture.
-        return np.dstack([_resized_by_pillow(pixels[..., c : c + 1], height, width, filter) for c in range(channels)])
-    if pixels.dtype == np.uint8 and channels == 3:
-        return np.asarray(Image.fromarray(pixels).resize(size, resample))
+    if pixels.dtype == np.uint8 and channels > 1:
+        mode = "RGBX" if channels == 4 else None  # Pillow would multiply RGBA by alpha
+        return np.asarray(Image.fromarray(pixels, mode).resize(size, resample))
     planes = [np.asarray(Image.fromarray(pixels[..., c]).resize(size, resample)) for c in range(channels)]
     return planes[0][..., None] if channels == 1 else np.dstack(planes)

@@ -28,18 +28,32 @@ class Softmax(_Activation, frozen=True, kw_only=True):
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """``exp(x - max(x)) / sum(exp(x - max(x)))`` along ``axis``, in the input's datatype."""
-        logits: Array = inputs["value"]
-        if not logits.size:
-            return {"value": logits}
-        powers = np.exp(logits - logits.max(axis=self.axis, keepdims=True))
-        return {"value": powers / powers.sum(axis=self.axis, keepdims=True)}
+        return {"value": softmax(inputs["value"], self.axis)}
 
 
 class Sigmoid(_Activation, frozen=True, kw_only=True):
     """Turn logits into independent probabilities."""
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """``1 / (1 + exp(-x))``, in the input's datatype, without overflow."""
-        logits: Array = inputs["value"]
-        small = np.exp(-np.abs(logits))
-        return {"value": np.where(logits >= 0, 1 / (1 + small), small / (1 + small))}
+        """``1 / (1 + exp(-x))``, computed in FP32 or FP64, in the input's datatype."""
+        return {"value": sigmoid(inputs["value"])}
+
+
+def softmax(logits: Array, axis: int = -1) -> Array:
+    """``exp(x - max(x)) / sum(exp(x - max(x)))`` along ``axis``."""
+    if not logits.size:
+        return logits
+    found: Array = logits - logits.max(axis=axis, keepdims=True)
+    np.exp(found, out=found)
+    found /= found.sum(axis=axis, keepdims=True)
+    return found
+
+
+def sigmoid(logits: Array) -> Array:
+    """``1 / (1 + exp(-x))``."""
+    found: Array = np.negative(logits.astype(np.promote_types(logits.dtype, np.float32), copy=False))
+    with np.errstate(over="ignore"):  # the result is 0
+        np.exp(found, out=found)
+    found += 1
+    np.divide(1, found, out=found)
+    return found.astype(logits.dtype, copy=False)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import Step, StepResources, wrong_type
-from penstock.pipeline.steps.scores.labels import Labels, bound_labels, check_probabilities, comparable
+from penstock.pipeline.steps.base import wrong_type
+from penstock.pipeline.steps.scores.activations import softmax
+from penstock.pipeline.steps.scores.labels import Labelled, Labels, check_probabilities, comparable
 from penstock.pipeline.value import TEXT, Value, ValueType
 from penstock.tensor import Array, DataType
 
@@ -19,7 +20,7 @@ _LEAST = 1e-4
 """A class whose probability in a time step is lower does not extend a beam."""
 
 
-class CtcDecode(Step, frozen=True, kw_only=True):
+class CtcDecode(Labelled, frozen=True, kw_only=True):
     """Decode probabilities [time, classes] to text: classes that repeat are merged, and then blanks are removed.
 
     - Greedy (``beam: 1``): the best class of each time step. ``score`` is the mean probability of the characters, or 0 without any.
@@ -37,10 +38,6 @@ class CtcDecode(Step, frozen=True, kw_only=True):
     """Set if the input contains logits, or the logarithms of probabilities. Otherwise, a number that is no probability is an error."""
     beam: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """Number of texts that are followed. 1 is greedy decoding."""
-
-    def bound(self, resources: StepResources) -> Self:
-        """The step with its list of characters. Raises InvalidConfig if there is none of this name."""
-        return msgspec.structs.replace(self, labels=bound_labels(self.labels, resources))
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """A text and a number. Raises InvalidConfig if the input has another shape, or the number of characters differs."""
@@ -63,9 +60,8 @@ class CtcDecode(Step, frozen=True, kw_only=True):
                 "'labels' must contain every character except the blank",
             )
         blank = self.blank % scores.shape[1]
-        if self.softmax and scores.size:
-            powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-            scores = powers / powers.sum(axis=1, keepdims=True)
+        if self.softmax:
+            scores = softmax(scores)
         else:
             check_probabilities(scores, "value", "set 'softmax: true' if these are logits, or their logarithms")
         classes, score = _greedy(scores, blank) if self.beam == 1 else _searched(scores, blank, self.beam)

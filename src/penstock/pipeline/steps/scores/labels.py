@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import ml_dtypes
+import msgspec
 import numpy as np
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import StepResources, wrong_type
+from penstock.pipeline.steps.base import Step, StepResources, wrong_type
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array, DataType
 
@@ -20,14 +22,19 @@ _ROUNDING = 0.05
 """Probabilities of a quantised model may lie outside of 0 to 1 by this much."""
 
 
-def bound_labels(labels: Labels, resources: StepResources) -> tuple[str, ...]:
-    """The list ``labels``, or the list of this name. Raises InvalidConfig if there is none."""
-    if isinstance(labels, tuple):
-        return labels
-    if labels and labels not in resources.labels:
-        hint = did_you_mean(labels, resources.labels) or "add the list to 'labels' of the pipeline"
-        raise InvalidConfig(f"there are no labels '{labels}'", hint)
-    return resources.labels.get(labels, ())
+class Labelled(Step, frozen=True, kw_only=True):
+    """A step that names classes."""
+
+    labels: Labels
+
+    def bound(self, resources: StepResources) -> Self:
+        """The step with its list of labels. Raises InvalidConfig if there is none of this name."""
+        if isinstance(self.labels, tuple):
+            return self
+        if self.labels and self.labels not in resources.labels:
+            hint = did_you_mean(self.labels, resources.labels) or "add the list to 'labels' of the pipeline"
+            raise InvalidConfig(f"there are no labels '{self.labels}'", hint)
+        return msgspec.structs.replace(self, labels=resources.labels.get(self.labels, ()))
 
 
 def names_of(indices: Array, labels: Labels) -> list[str]:
@@ -53,9 +60,11 @@ def class_count(step: str, given: ValueType) -> int:
 
 def scores_of(value: Value, labels: Labels = ()) -> Array:
     """The scores ``value`` of classes, in one dimension. Raises InvalidInput for several dimensions, NaN and missing labels."""
-    if value.ndim != 1 and sum(dim != 1 for dim in value.shape) > 1:
-        raise InvalidInput(f"'value' has the shape {list(value.shape)}, not [classes]")
-    scores = comparable(value).reshape(-1)
+    scores = comparable(value)
+    if scores.ndim != 1:
+        if sum(dim != 1 for dim in scores.shape) > 1:
+            raise InvalidInput(f"'value' has the shape {list(scores.shape)}, not [classes]")
+        scores = scores.reshape(-1)
     if labels and len(labels) != scores.size:
         raise InvalidInput(f"the model returned {scores.size} scores for {len(labels)} labels")
     return scores

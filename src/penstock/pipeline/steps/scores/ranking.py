@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.base import Step, StepResources, wrong_type
+from penstock.pipeline.steps.base import Step, wrong_type
 from penstock.pipeline.steps.scores.labels import (
+    Labelled,
     Labels,
-    bound_labels,
     check_labels,
     class_count,
     comparable,
@@ -28,15 +28,11 @@ _LABEL = ValueType(media=Media.TEXT, datatype=DataType.BYTES)
 _LABEL_LIST = msgspec.structs.replace(_LABEL, many=True)
 
 
-class _Ranking(Step, frozen=True, kw_only=True):
+class _Ranking(Labelled, frozen=True, kw_only=True):
     outputs: ClassVar[tuple[str, ...]] = ("labels", "scores", "indices")
 
     labels: Labels = ""
     """Names of the classes: one of the pipeline's lists, or a list. Without, the labels are the classes' numbers."""
-
-    def bound(self, resources: StepResources) -> Self:
-        """The step with its list of labels. Raises InvalidConfig if there is none of this name."""
-        return msgspec.structs.replace(self, labels=bound_labels(self.labels, resources))
 
     def _checked(self, name: str, given: ValueType, count: int) -> dict[str, ValueType]:
         classes = class_count(name, given)
@@ -101,14 +97,15 @@ def _best(scores: Array, k: int) -> Array:
         candidates = np.flatnonzero(scores >= np.partition(scores, scores.size - k)[scores.size - k])
         return candidates[descending(scores[candidates])][:k]
     lowest = -math.inf if scores.dtype.kind == "f" else scores.min().item()
-    left, found = scores.copy(), list[int]()
-    while len(found) < k:
+    left, found = scores.copy(), np.empty(k, np.int64)
+    for place in range(k):
         best = int(left.argmax())
         if left.item(best) == lowest:  # all others have this score
-            return np.concatenate([np.array(found, np.int64), np.flatnonzero(scores == lowest)[: k - len(found)]])
-        found.append(best)
+            found[place:] = np.flatnonzero(scores == lowest)[: k - place]
+            break
+        found[place] = best
         left[best] = lowest
-    return np.array(found, np.int64)
+    return found
 
 
 def descending(scores: Array) -> Array:
@@ -145,7 +142,7 @@ class Argmax(Step, frozen=True, kw_only=True):
         return {"value": scores.argmax(axis=self.axis)}
 
 
-class Label(Step, frozen=True, kw_only=True):
+class Label(Labelled, frozen=True, kw_only=True):
     """Name classes: a list of labels for INT64 [n], such as the classes of boxes, or one label for INT64 [], such as that of
     ``argmax``.
     """
@@ -155,10 +152,6 @@ class Label(Step, frozen=True, kw_only=True):
 
     labels: Labels
     """Names of the classes: one of the pipeline's lists, or a list."""
-
-    def bound(self, resources: StepResources) -> Self:
-        """The step with its list of labels. Raises InvalidConfig if there is none of this name."""
-        return msgspec.structs.replace(self, labels=bound_labels(self.labels, resources))
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """A list of text, or a text. Raises InvalidConfig unless the input is INT64 [n] or INT64 []."""
