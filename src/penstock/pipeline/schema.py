@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import field_docs
-from penstock.pipeline.declaration import MAX_STEPS, Declaration, DeclaredInput, DeclaredStep
+from penstock.pipeline.declaration import MAX_EXAMPLES, MAX_STEPS, Declaration, DeclaredInput, DeclaredStep
 from penstock.pipeline.steps.registry import NAMES, step_class
 
 _NAME = {"type": "string"}
@@ -40,7 +40,7 @@ def schema() -> dict[str, Any]:
         "steps": _STEPS,
         "outputs": {"type": "array", "minItems": 1, "items": text},
         "optional": {"type": "array", "items": text},
-        "examples": {"type": "array", "items": {"type": "object"}},
+        "examples": {"type": "array", "maxItems": MAX_EXAMPLES, "items": {"type": "object"}},
     }
     properties = {name: kind | ({"description": docs[name]} if name in docs else {}) for name, kind in kinds.items()}
     steps = {name: _standard(name) for name in NAMES}
