@@ -211,6 +211,6 @@ def test_the_items_of_a_stream_cannot_close_its_pipeline(scores: Pipeline) -> No
         yield ITEMS[0]
         scores.close()
 
-    with pytest.raises(InvalidArgument, match="cannot be closed by the items of its own stream"):
+    with pytest.raises(InvalidArgument, match="cannot be closed while this thread takes an item of its stream"):
         scores.batch(items())
     assert len(scores.batch(ITEMS[:3])) == 3

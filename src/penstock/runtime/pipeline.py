@@ -186,7 +186,9 @@ class Pipeline:
         with self._idle:
             own = [call for call in self._calls if call.thread == threading.get_ident()]
             if not all(call.is_suspended for call in own):
-                raise InvalidArgument(f"pipeline '{self.name}' cannot be closed by the items of its own stream")
+                raise InvalidArgument(
+                    f"pipeline '{self.name}' cannot be closed while this thread takes an item of its stream"
+                )
             self._is_closed = True
         for call in own:
             if call.stream is not None and (stream := call.stream()) is not None:
