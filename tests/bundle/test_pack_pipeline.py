@@ -135,3 +135,14 @@ def test_a_broken_model_and_a_missing_declaration(tmp_path: Path) -> None:
         pack_pipeline(tmp_path / "pipeline.yaml", tmp_path / "a.bundle")
     with pytest.raises(NotFound, match=r"no file '.*none.yaml'"):
         pack_pipeline(tmp_path / "none.yaml", tmp_path / "a.bundle")
+
+
+def test_huge_files_and_thousands_of_examples_are_refused(tmp_path: Path) -> None:
+    with (tmp_path / "huge.txt").open("wb") as file:
+        file.truncate(1 << 40)
+    path = scores_folder(tmp_path, SCORES.replace("[no, yes]", "huge.txt"))
+    with pytest.raises(InvalidConfig, match=rf"'huge.txt' has {1 << 40} bytes, but a file of a pipeline has at most"):
+        pack_pipeline(path, tmp_path / "b.bundle")
+    path.write_text(SCORES + "  - {features: [1, 2, 3]}\n" * 1_000)
+    with pytest.raises(InvalidConfig, match="'examples' is wrong: Expected 'array' of length <= 1000"):
+        pack_pipeline(path, tmp_path / "b.bundle")

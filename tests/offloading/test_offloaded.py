@@ -132,6 +132,18 @@ def test_a_server_that_fails_is_replaced_by_the_device_and_tried_again(pairs: An
     assert pair.model.counts.server == answered + 5
 
 
+def test_a_server_that_rejects_what_the_device_accepts_is_not_asked_again_at_once(pairs: Any) -> None:
+    pair = pairs(0.1, 0.01)
+    pair.calls(20)
+    pair.server.error = InvalidArgument("no")
+    pair.calls(3)
+    assert pair.model.counts.fallbacks == 1
+    assert pair.model.server_error == "no"
+    pair.server.error = None
+    pair.calls(30)
+    assert pair.model.server_error == ""
+
+
 def test_a_link_that_hangs_is_answered_by_the_device(pairs: Any) -> None:
     pair = pairs(0.1, 0.001)
     pair.calls(20)

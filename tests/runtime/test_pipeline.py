@@ -185,3 +185,32 @@ def test_a_file_without_end_is_refused(texts: Pipeline, tmp_path: Path, monkeypa
         texts("a", Path("/dev/zero"))
     (tmp_path / "just").write_bytes(bytes(3 << 20))
     assert texts("a", tmp_path / "just")["size"] == str(3 << 20)
+
+
+def test_closing_ends_a_stream_that_is_left_half_consumed(tmp_path: Path) -> None:
+    taken = 0
+
+    def endless() -> Iterator[np.ndarray]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield ITEMS[0]
+
+    with Pipeline.open(scores_bundle(tmp_path)) as pipeline:
+        stream = pipeline.stream(endless())
+        next(stream)
+    before = taken
+    with pytest.raises(Unavailable, match="is closed"):
+        next(stream)
+    assert taken == before
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("penstock-worker")]
+
+
+def test_the_items_of_a_stream_cannot_close_its_pipeline(scores: Pipeline) -> None:
+    def items() -> Iterator[np.ndarray]:
+        yield ITEMS[0]
+        scores.close()
+
+    with pytest.raises(InvalidArgument, match="cannot be closed while this thread takes an item of its stream"):
+        scores.batch(items())
+    assert len(scores.batch(ITEMS[:3])) == 3

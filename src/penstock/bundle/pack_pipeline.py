@@ -34,6 +34,8 @@ from penstock.version import __version__
 
 _PACKAGES = ("numpy", "onnxruntime", "opencv-python-headless", "pillow", "simplejpeg", "tokenizers", "av")
 """Packages whose versions may change the results of steps."""
+_MAX_FILE_BYTES = 256 << 20
+"""Maximum size of an example, a list of labels, or a file that a step reads."""
 
 
 class FolderFiles(Mapping[str, bytes]):
@@ -47,7 +49,7 @@ class FolderFiles(Mapping[str, bytes]):
         if path not in self.read:
             if not _is_below(self._folder, path) or not (self._folder / path).is_file():
                 raise KeyError(path)
-            self.read[path] = (self._folder / path).read_bytes()
+            self.read[path] = _content(self._folder, path)
         return self.read[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -176,6 +178,12 @@ def _is_below(folder: Path, file: str) -> bool:
 def _file(declared: Declaration, folder: Path, place: tuple[str | int, ...], file: str) -> bytes:
     if not _is_below(folder, file) or not (folder / file).is_file():
         raise declared.error(place, f"there is no file '{file}'", "write its path below the folder of this file")
+    return _content(folder, file)
+
+
+def _content(folder: Path, file: str) -> bytes:
+    if (size := (folder / file).stat().st_size) > _MAX_FILE_BYTES:
+        raise InvalidConfig(f"'{file}' has {size} bytes, but a file of a pipeline has at most {_MAX_FILE_BYTES} bytes")
     return (folder / file).read_bytes()
 
 

@@ -24,6 +24,18 @@ def check_same(here: Signature, there: Signature, name: str) -> None:
                 )
 
 
+def fitting(expected: Signature, outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The ``expected`` outputs of a server's answer. Raises WrongResult if one is missing, or has a wrong datatype or shape."""
+    for spec in expected.outputs:
+        found = outputs.get(spec.name)
+        if found is None or found.dtype != spec.datatype.dtype or not spec.admits(found.shape):
+            has = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise WrongResult(
+                f"the server's output '{spec.name}' is {has}, not {spec.datatype.value} {list(spec.shape)}"
+            )
+    return {spec.name: outputs[spec.name] for spec in expected.outputs}
+
+
 def check_equal(one: Mapping[str, Array], two: Mapping[str, Array], tolerance: float) -> None:
     """Raise WrongResult if an output differs by more than ``tolerance`` times its largest value, or, if it is no float, at all."""
     for name, mine in one.items():

@@ -167,6 +167,8 @@ class OffloadedModel:
             return outputs
         if done:
             outputs = self._on_device(arrays, size)
+            if isinstance(error := answer.exception(), InvalidArgument):
+                self._refuse(error, forever=False)  # the device accepts these inputs
         else:
             own = self._workers.submit(self._on_device, arrays, size)
             done, _ = wait([answer, own], return_when=FIRST_COMPLETED)
@@ -301,9 +303,8 @@ def offload(
     if isinstance(device, runtime.Pipeline):
         device.close()
         raise Unsupported(f"'{path}' is a pipeline, but offloading runs models", "offload the model of the pipeline")
-    server: ServedModel | ServedTail = ServedModel(
-        address, model or ("tail" if head else device.name), options.timeout_s
-    )
+    name = model or ("tail" if head else device.name)
+    server: ServedModel | ServedTail = ServedModel(address, name, options.timeout_s, device.signature)
     if head is not None and isinstance(server, ServedModel):
         server = ServedTail(runtime.open(head), server)
     server.start()

@@ -7,15 +7,21 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 
+from penstock.offloading.agreement import fitting
 from penstock.perf.http_client import Address, HttpSession
 from penstock.perf.oip_client import fetch_signature, infer_once
 from penstock.tensor import Array, Signature
+
+_MAX_BYTES = 256 << 20
+"""Maximum bytes of an answer."""
 
 
 class ServedModel:
     """The model ``name`` at ``address``. Call ``start`` before, and ``close`` after all calls."""
 
-    def __init__(self, address: Address, name: str, timeout_s: float) -> None:
+    def __init__(self, address: Address, name: str, timeout_s: float, expected: Signature | None = None) -> None:
+        """Answers that do not fit the ``expected`` signature are errors, because the server need not be a friendly one."""
+        self._expected = expected
         self.address = address
         self.name = name
         self._timeout_s = timeout_s
@@ -27,7 +33,7 @@ class ServedModel:
         self._thread.start()
 
     def infer(self, inputs: Mapping[str, Array]) -> Future[dict[str, Array]]:
-        """Send a request. The future has the outputs, or a PenstockError; cancelling it closes the connection."""
+        """Send a request. The future has the expected outputs, or a PenstockError; cancelling it closes the connection."""
         return asyncio.run_coroutine_threadsafe(self._infer(inputs), self._loop)
 
     def signature(self) -> Signature:
@@ -45,9 +51,11 @@ class ServedModel:
         self._loop.close()
 
     async def _infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        session = self._idle.pop() if self._idle else HttpSession(self.address, self._timeout_s)
+        session = self._idle.pop() if self._idle else HttpSession(self.address, self._timeout_s, _MAX_BYTES)
         try:
             outputs = await infer_once(session, self.address, self.name, inputs)
+            if self._expected is not None:
+                outputs = fitting(self._expected, outputs)
         except BaseException:
             session.close()
             raise

@@ -19,8 +19,13 @@ import msgspec
 from penstock.errors import DeadlineExceeded, InvalidArgument, Unavailable, Unsupported
 
 _MAX_HEAD_BYTES = 65536
+_MAX_DIGITS = 20
+
+MAX_ANSWER_BYTES = 1 << 30
+"""Maximum size of a response, so that no server can fill the client's memory."""
 
 DROPPED = "connection dropped"
+TOO_LARGE = "the answer is too large"
 UNREADABLE = "unreadable answer"
 _PORTS = {"http": 80, "https": 443}
 
@@ -110,11 +115,15 @@ def parse_head(head: bytes) -> AnswerHead:
     status = rest[:3]
     if not version.startswith(b"HTTP/1.") or not status.isdigit():
         raise Unsupported("the response is not HTTP/1.1")
-    if not length.isdigit() or not (json_size is None or json_size.isdigit()):
+    if not _is_size(length) or not (json_size is None or _is_size(json_size)):
         raise Unsupported("the response has no valid Content-Length", "chunked responses are not supported")
     wish = fields.get(b"connection", b"").lower()
     close = wish == b"close" or (version == b"HTTP/1.0" and wish != b"keep-alive")
     return AnswerHead(int(status), int(length), None if json_size is None else int(json_size), close)
+
+
+def _is_size(text: bytes) -> bool:
+    return text.isdigit() and len(text) < _MAX_DIGITS
 
 
 OnAnswer = Callable[["HttpConnection", AnswerHead], None]
@@ -130,12 +139,13 @@ class HttpConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_body_at", "_data", "_expected", "_lost_because", "_on_answer", "_on_lost", "_partial", "_transport",
+        "_body_at", "_data", "_expected", "_lost_because", "_max_bytes", "_on_answer", "_on_lost", "_partial", "_transport",
         "busy", "index", "sent", "started",
     )  # fmt: skip
 
-    def __init__(self, on_answer: OnAnswer, on_lost: OnLost) -> None:
+    def __init__(self, on_answer: OnAnswer, on_lost: OnLost, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self.busy = False
+        self._max_bytes = max_bytes
         self.started = self.sent = 0.0
         self.index = 0
         self._on_answer = on_answer
@@ -183,6 +193,9 @@ class HttpConnection(asyncio.Protocol):
             self.drop(UNREADABLE)
             return
         size = end + 4 + head.content_length
+        if head.content_length > self._max_bytes:
+            self.drop(TOO_LARGE)
+            return
         if len(data) < size:
             self._wait_for_more(data, size)
             return
@@ -218,9 +231,10 @@ class HttpAnswer(NamedTuple):
 class HttpSession:
     """Sends one request at a time and awaits its response. Reconnects if the server has closed the connection."""
 
-    def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: Address, timeout_s: float = 30.0, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._address = address
         self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
         self._connection: HttpConnection | None = None
         self._answer: asyncio.Future[HttpAnswer]
 
@@ -232,7 +246,7 @@ class HttpSession:
         try:
             async with asyncio.timeout(self._timeout_s):
                 if self._connection is None:
-                    self._connection = await connect(self._address, self._on_answer, self._on_lost)
+                    self._connection = await connect(self._address, self._on_answer, self._on_lost, self._max_bytes)
                 self._connection.send(request, 0, 0.0, 0.0)
                 return await self._answer
         except TimeoutError:
@@ -274,12 +288,14 @@ def tls_reason(error: ssl.SSLError) -> str:
     return getattr(error, "verify_message", "") or error.reason or str(error)
 
 
-async def connect(address: Address, on_answer: OnAnswer, on_lost: OnLost) -> HttpConnection:
+async def connect(
+    address: Address, on_answer: OnAnswer, on_lost: OnLost, max_bytes: int = MAX_ANSWER_BYTES
+) -> HttpConnection:
     """Open a connection. Raises Unavailable if no server listens at ``address``."""
     loop = asyncio.get_running_loop()
     try:
         _, connection = await loop.create_connection(
-            lambda: HttpConnection(on_answer, on_lost), address.host, address.port, ssl=address.tls
+            lambda: HttpConnection(on_answer, on_lost, max_bytes), address.host, address.port, ssl=address.tls
         )
     except ssl.SSLError as error:
         raise Unavailable(f"cannot connect to {address.url}: {tls_reason(error)}", TLS_HINT) from None

@@ -158,13 +158,15 @@ def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
         offset = len(body) if json_size is None else json_size
         for output in _loads(body[:json_size])["outputs"]:
             datatype, shape = DataType(output["datatype"]), output["shape"]
+            if min(shape, default=0) < 0:
+                raise ValueError(f"the shape of output '{output['name']}' is {shape}")
             size = (output.get("parameters") or {}).get("binary_data_size")  # some servers write null
             if size is None:
                 outputs[output["name"]] = _array(output["data"], datatype).reshape(shape)
             else:
                 outputs[output["name"]] = from_wire(memoryview(body)[offset : offset + size], datatype, shape)
                 offset += size
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, InvalidArgument) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError, InvalidArgument) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise _not_oip(f"the server's response is invalid: {reason}") from None
     if offset != len(body):

@@ -26,7 +26,7 @@ Kind = Literal["step", "model", "map", "python"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Wiring = str | tuple[str, ...] | dict[str, str]
 """Names of values: one, several in the order of the step's own names, or a dict from the step's own names to values."""
-MAX_STEPS = 1_000
+MAX_STEPS = MAX_EXAMPLES = 1_000
 _Dimension = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _STEP_KEYS = ("in", "out", "name", "when", "description")
@@ -144,7 +144,7 @@ KEY_TYPES: dict[str, Any] = {
     "constants": dict[str, Any],
     "outputs": Annotated[list[str], msgspec.Meta(min_length=1)],
     "optional": list[str],
-    "examples": list[dict[str, Any]],
+    "examples": Annotated[list[dict[str, Any]], msgspec.Meta(max_length=MAX_EXAMPLES)],
     "inputs": dict[str, dict[str, Any]],
     "steps": Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=MAX_STEPS)],
 }

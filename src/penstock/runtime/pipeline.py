@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +55,7 @@ class Pipeline:
             raise
         self._threads = limits.threads or None
         self._idle = threading.Condition()
-        self._calls = 0
+        self._calls: list[_Call] = []
         self._is_closed = False
 
     @classmethod
@@ -114,7 +115,7 @@ class Pipeline:
         """The outputs for all ``items``, in order. Raises the error of the first item that fails, with its position from 0."""
         return list(self.stream(items))
 
-    def stream(self, items: Iterable[Item], *, keep_errors: bool = False) -> Iterator[Any]:
+    def stream(self, items: Iterable[Item], *, keep_errors: bool = False) -> Stream:
         """The outputs for each of ``items``, in order. The steps of different items overlap, and model calls are batched.
 
         Only a bounded number of items is read ahead. An item that fails raises its error, which ends the stream; with ``keep_errors``,
@@ -122,7 +123,10 @@ class Pipeline:
         """
         if isinstance(items, str | bytes | Path | Mapping):
             raise InvalidArgument(f"the items are one {type(items).__name__}", "give a list of items")
-        with self._running():
+        return Stream(lambda call: self._results(call, items, keep_errors))
+
+    def _results(self, call: _Call, items: Iterable[Item], keep_errors: bool) -> Generator[Any, None, None]:
+        with self._running(call):
             for number, told in enumerate(self._outcomes(items)):
                 if isinstance(told, PenstockError) and not keep_errors:
                     raise prefixed(f"item {number}: ", told)
@@ -173,9 +177,22 @@ class Pipeline:
         return f"<Pipeline '{self.name}': {', '.join(self.inputs)} → {', '.join(self.outputs)}>"
 
     def close(self) -> None:
-        """Wait for the calls in progress, and release the memory. Idempotent."""
+        """Wait for the calls in progress, and release the memory. Idempotent.
+
+        Streams that this thread has left half-consumed end. Streams of other threads are waited for. Raises InvalidArgument if this
+        thread is in a call, such as in the items of a stream, because it would wait for itself.
+        """
         with self._idle:
+            own = [call for call in self._calls if call.thread == threading.get_ident()]
+            if not all(call.is_suspended for call in own):
+                raise InvalidArgument(
+                    f"pipeline '{self.name}' cannot be closed while this thread takes an item of its stream"
+                )
             self._is_closed = True
+        for call in own:
+            if call.stream is not None and (stream := call.stream()) is not None:
+                stream.end(self._closed())
+        with self._idle:
             self._idle.wait_for(lambda: not self._calls)
         self._unload()
 
@@ -191,18 +208,22 @@ class Pipeline:
         for one in self._loaded.values():
             one.loaded.unload()
 
+    def _closed(self) -> Unavailable:
+        return Unavailable(f"pipeline '{self.name}' is closed", "open it again")
+
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _running(self, given: _Call | None = None) -> Iterator[None]:
         """Keep the models loaded while a call runs."""
+        call = given or _Call()
         with self._idle:
             if self._is_closed:
-                raise Unavailable(f"pipeline '{self.name}' is closed", "open it again")
-            self._calls += 1
+                raise self._closed()
+            self._calls.append(call)
         try:
             yield
         finally:
             with self._idle:
-                self._calls -= 1
+                self._calls.remove(call)
                 self._idle.notify_all()
 
     def _item(self, item: Item) -> dict[str, Value]:
@@ -218,6 +239,46 @@ class Pipeline:
             name: _content(self.inputs[name], value) if name in self.inputs else value for name, value in inputs.items()
         }
         return check_inputs(self.inputs, read)
+
+
+class _Call:
+    """A call in progress, or a stream that has been begun."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        """The thread that runs the call, or that last took an outcome from the stream."""
+        self.stream: weakref.ref[Stream] | None = None
+        self.is_suspended = False
+        """True between two outcomes of a stream."""
+
+
+class Stream(Iterator[Any]):
+    """The outcomes of a stream of items. Between two outcomes, steps of further items may be in progress."""
+
+    def __init__(self, begin: Callable[[_Call], Generator[Any, None, None]]) -> None:
+        self._call = _Call()
+        self._call.stream = weakref.ref(self)
+        self._results = begin(self._call)
+        self._error: PenstockError | None = None
+
+    def __next__(self) -> Any:
+        """The next outcome. Raises Unavailable if the pipeline is closed."""
+        if self._error is not None:
+            raise self._error
+        self._call.thread, self._call.is_suspended = threading.get_ident(), False
+        try:
+            return next(self._results)
+        finally:
+            self._call.is_suspended = True
+
+    def close(self) -> None:
+        """Cancel the items in progress, and end the threads. Idempotent."""
+        self._results.close()
+
+    def end(self, error: PenstockError) -> None:
+        """Like ``close``. Further outcomes are ``error``."""
+        self._error = error
+        self.close()
 
 
 def _content(kind: ValueType, value: Value) -> Value:

@@ -294,6 +294,23 @@ def test_a_request_of_another_client_passes_a_flood(flood: int) -> None:
     run(test)
 
 
+def test_a_request_is_answered_at_its_deadline_although_its_step_still_runs() -> None:
+    async def test() -> None:
+        step = Ordered(salt=1, seen=[], held=threading.Semaphore(0), go=threading.Event())
+        async with PipelineBench() as bench:
+            handle = bench.pipeline(function_of(Wiring(), step))
+            late = bench.ask("p", {"x": number(0)}, deadline=Deadline.after(0.01, SystemClock()))
+            error = await late.error
+            assert (error.code, error.message) == (
+                Code.DEADLINE_EXCEEDED,
+                "in pipeline 'p', the request's deadline passed while it ran",
+            )
+            assert handle.statistics.pending == 0
+            step.go.set()
+
+    run(test)
+
+
 class Text(bytes):
     """A text that records the threads that decode it and encode its result. Waits until ``go`` is set, if it has one."""
 

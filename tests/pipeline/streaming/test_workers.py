@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 
@@ -82,3 +83,38 @@ def test_a_cancelled_call_is_told_nothing() -> None:
     workers.finish(batch, doubled(batch.inputs))
     assert told == []
     assert workers.is_empty
+
+
+def test_a_thread_whose_step_never_returns_is_replaced_once_its_item_is_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    time_s, entered, go = [0.0], threading.Semaphore(0), threading.Event()
+
+    def run(items: Sequence[Inputs]) -> list[Told]:
+        if items[0]["x"] < 0:
+            entered.release()
+            assert go.wait(TIMEOUT_S)
+        return [*items]
+
+    told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+    memory = Memory(1 << 30)
+    with Workers({"a": StageSpec("a", run)}, now, memory, FLOWS, lambda: False, 2, now=lambda: time_s[0]) as workers:
+        stuck = [StageCall(Item(value, FLOW), {"x": -1}, told.put) for value in range(2)]
+        for call in stuck:
+            workers.add("a", call)
+            assert entered.acquire(timeout=TIMEOUT_S)
+        workers.add("a", StageCall(Item(3, FLOW), {"x": 3}, told.put))
+        stuck[0].cancel()
+        time_s[0] = 9.0
+        workers.look_again()
+        assert told.empty()
+        time_s[0] = 11.0
+        workers.look_again()
+        assert told.get(timeout=TIMEOUT_S) == {"x": 3}
+        assert "has not returned 10 s after it began" in caplog.text
+        go.set()
+        assert told.get(timeout=TIMEOUT_S) == {"x": -1}, "the other was not cancelled"
+        for value in range(20):
+            workers.add("a", StageCall(Item(value, FLOW), {"x": value}, told.put))
+        assert [told.get(timeout=TIMEOUT_S)["x"] >= 0 for _ in range(20)] == [True] * 20  # type: ignore[index]
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("penstock-worker")]

@@ -56,7 +56,9 @@ class Passing(Pending, eq=False, kw_only=True):
     """Called when the request ends."""
     started_ns: int = 0
     timer: asyncio.TimerHandle | None = None
-    """The timer that ends the request if its deadline passes while it waits."""
+    """The timer that ends the request at its deadline."""
+    is_late: bool = False
+    """True if the deadline has passed."""
 
     @property
     def is_cancelled(self) -> bool:
@@ -203,10 +205,11 @@ class GraphScheduler(ABC):
     def _expire(self, passing: Passing) -> None:
         if passing.is_waiting:
             self._ended(passing, DeadlineExceeded("the request's deadline passed while it waited"))
+        else:
+            passing.is_late = True
+            self.cancel(passing)
 
     def _ended(self, passing: Passing, told: Told) -> None:
-        if passing.timer is not None:
-            passing.timer.cancel()
         passing.release()
         passing.run = None  # breaks the reference cycle
         if isinstance(told, PenstockError):
@@ -221,9 +224,13 @@ class GraphScheduler(ABC):
             passing.is_waiting = False
         else:
             self._inside -= 1
+        if passing.timer is not None:
+            passing.timer.cancel()
         self._flows.leave(passing.item)
         if self._waiting:
             self._loop.call_soon(self._admit)
+        if isinstance(told, Cancelled) and passing.is_late:
+            told = DeadlineExceeded("the request's deadline passed while it ran")
         if isinstance(told, PenstockError):
             named = told if isinstance(told, Cancelled) else prefixed(f"in {self._title}, ", told)
             self._answers.fail(passing, named, Failure.of(told))

@@ -25,6 +25,7 @@ _TRIALS = 8
 """Number of calls on each side before a decision."""
 _LONG_S = 0.002
 """Shorter calls stay on threads: starting processes takes about as long as 200 of these."""
+_PATIENCE_S = 60.0
 _GAIN = 0.8
 """A step moves if its time on a process is below this fraction of its time on a thread."""
 
@@ -74,8 +75,11 @@ class Processes:
                 self._starter.start()
 
     def run(self, step: object, items: Sequence[Inputs]) -> list[Told]:
-        """See ``StepProcess.run``. Waits for a free process."""
-        process = self._free.get()
+        """See ``StepProcess.run``. Waits for a free process. Raises OSError if no call ends for a minute."""
+        try:
+            process = self._free.get(timeout=_PATIENCE_S)
+        except queue.Empty:
+            raise OSError(f"no process was free for {_PATIENCE_S:g} s") from None
         try:
             return process.run(step, items)
         finally:

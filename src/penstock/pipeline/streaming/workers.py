@@ -19,6 +19,9 @@ from penstock.pipeline.streaming.timeline import Timeline
 
 _log = logging.getLogger(__name__)
 
+_STUCK_S = 10.0
+"""A thread is replaced if it still runs a call whose item was cancelled, so long after the call has begun."""
+_MOST_SPARE = 64
 Post = Callable[[Callable[[], None]], object]
 """``post(callback)`` calls ``callback``, now or later, so that no two callbacks run at the same time."""
 
@@ -28,9 +31,11 @@ class Workers:
 
     Outcomes are delivered through ``post``. ``add`` may be called from any thread. While ``memory`` is full, only items that have
     been started run, or one item if none in progress ``has_started``. The time of each call is charged to its flow.
+
+    Code of a step may never return. Once its item is cancelled, such as by a deadline, another thread takes the thread's place.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - collaborators, and a clock for tests
         self,
         specs: Mapping[str, StageSpec],
         post: Post,
@@ -39,7 +44,10 @@ class Workers:
         has_started: Callable[[], bool],
         threads: int = 0,
         timeline: Timeline | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now = now
         self._stages = {name: StageQueue(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
         self._post = post
         self._memory = memory
@@ -52,23 +60,25 @@ class Workers:
         self._stopped = False
         self._own = threading.local()
         """``is_free`` is True if the thread ends a batch, and takes a call next: its first new call need not wake another."""
-        self._threads = [
-            threading.Thread(target=self._work, name=f"penstock-worker-{n}", daemon=True) for n in range(threads)
-        ]
+        self._count = threads
+        self._threads: list[threading.Thread] = []
+        self._running: dict[threading.Thread, tuple[float, StageBatch]] = {}
+        """The batch that each busy thread runs, and when it began."""
 
     def start(self) -> None:
         """Start the threads. Call once."""
-        for thread in self._threads:
-            thread.start()
+        with self._changed:
+            for _ in range(self._count):
+                self._start_thread()
 
     def stop(self) -> None:
         """End the threads, and wait for the calls in progress. Waiting calls are dropped. Idempotent."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join()
 
     def __enter__(self) -> Self:
         self.start()
@@ -89,6 +99,7 @@ class Workers:
         """Let ``call`` wait for a worker."""
         with self._changed:
             self._stages[stage].add(call)
+            self._replace_stuck()
             if getattr(self._own, "is_free", False):
                 self._own.is_free = False
             else:
@@ -115,19 +126,51 @@ class Workers:
         self._post(partial(_deliver, batch.calls, outcomes))
 
     def _work(self) -> None:
+        thread = threading.current_thread()
         while True:
             with self._changed:
                 while not self._stopped and (batch := self._take()) is None:
                     self._changed.wait()
                 if self._stopped:
                     return
-            assert batch is not None
+                assert batch is not None
+                self._running[thread] = self._now(), batch
             self._run(batch)
             del batch  # and its inputs, before the memory is looked at
+            with self._changed:
+                del self._running[thread]
+                if len(self._threads) > self._count + self._stuck():
+                    self._threads.remove(thread)
+                    return
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"penstock-worker-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _stuck(self) -> int:
+        """Number of threads to replace."""
+        latest = self._now() - _STUCK_S
+        return min(
+            _MOST_SPARE,
+            sum(
+                began < latest and all(call.is_cancelled for call in batch.calls)
+                for began, batch in self._running.values()
+            ),
+        )
+
+    def _replace_stuck(self) -> None:
+        """Start threads in place of stuck ones, if no other is idle."""
+        if not self._running or len(self._running) < len(self._threads) or self._stopped:
+            return
+        for _ in range(self._count + self._stuck() - len(self._threads)):
+            _log.warning("a step has not returned %g s after it began, although its item was cancelled", _STUCK_S)
+            self._start_thread()
 
     def look_again(self) -> None:
         """Let threads that wait because the memory is full look at it again. Call after items end and results are freed."""
         with self._changed:
+            self._replace_stuck()
             if self._is_full:
                 self._changed.notify_all()
 
