@@ -120,8 +120,9 @@ def _or_array(media: Media) -> str:
 
 
 def _wrong_input(name: str, wanted: str, value: Value) -> InvalidArgument:
-    is_pillow = type(value).__module__.startswith("PIL.")
-    hint = "pass numpy.asarray(picture.convert('RGB'))" if is_pillow else ""
+    hint = "pass its content, read()" if hasattr(value, "read") else ""
+    if type(value).__module__.startswith("PIL."):
+        hint = "pass numpy.asarray(picture.convert('RGB'))"
     return InvalidArgument(f"input '{name}' must be {wanted}, not {type(value).__name__}", hint)
 
 
