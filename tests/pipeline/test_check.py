@@ -147,7 +147,8 @@ def test_the_order_of_channels() -> None:
     )
     steps = [
         {"step": "decode_image", "in": "image", "out": "pixels", "colour": "rgb"},
-        {"model": "net", "in": "pixels", "out": "y", "colour": "bgr"},
+        {"step": "resize", "in": "pixels", "out": "small", "size": [4, 4]},  # the order goes through other steps
+        {"model": "net", "in": "small", "out": "y", "colour": "bgr"},
     ]
     given = {"inputs": {"image": {"media": "image"}}, "models": {"net": "net.onnx"}, "outputs": ["y"], "labels": None}
     with pytest.raises(

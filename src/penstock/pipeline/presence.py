@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 
 from penstock.pipeline.condition import Condition
-from penstock.pipeline.declaration import Declaration, Path, all_steps
+from penstock.pipeline.declaration import Declaration, all_steps
 from penstock.pipeline.function import Function, MapStep
 from penstock.pipeline.graph import GraphPlan, PipelineStep
+from penstock.pipeline.source import Path
 from penstock.pipeline.steps.constant import Constant
 from penstock.pipeline.value import ValueType
 
