@@ -298,17 +298,25 @@ def _identifier(name: str) -> str:
 
 def _classes(given: Given) -> dict[str, Any]:
     output = _scores(given)
-    logits = given.final_operator not in _NORMALISED
+    logits, multi = given.final_operator not in _NORMALISED, bool(given.options.get("multi"))
     return {
         "output": json.dumps(output.name),
-        "logits": logits,
+        "softmax": logits and not multi,
+        "sigmoid": logits and multi,
+        "single": not multi,
+        "multi": multi,
         "raw": "logits" if logits else "probabilities",
         "k": min(5, output.shape[-1]) if output.shape[-1] > 0 else 5,
     }
 
 
 def _scores(given: Given) -> TensorSpec:
-    return _output(given, "scores [N, classes]", lambda spec: len(spec.shape) == 2 and spec.datatype.is_float)
+    # One score per item has no softmax, and only one label.
+    return _output(
+        given,
+        "scores [N, classes] of at least two classes",
+        lambda spec: len(spec.shape) == 2 and spec.shape[1] != 1 and spec.datatype.is_float,
+    )
 
 
 def _only(given: Given, wanted: str, fits: Callable[[TensorSpec], bool]) -> TensorSpec:
