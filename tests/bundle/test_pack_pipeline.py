@@ -55,13 +55,13 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
     inside.mkdir()
     outside.write_text("nein\nja\n")
     (inside / "labels.txt").symlink_to(outside)
-    with pytest.raises(InvalidConfig, match=r"no file 'labels\.txt'"):
+    with pytest.raises(InvalidConfig, match=r"the file 'labels\.txt' is not below the folder"):
         scores_bundle(inside, SCORES.replace("[no, yes]", "labels.txt"))
     (inside / "labels.txt").unlink()
     scores_folder(inside)
     (inside / "linear.onnx").replace(tmp_path / "linear.onnx")
     (inside / "linear.onnx").symlink_to(tmp_path / "linear.onnx")
-    with pytest.raises(InvalidConfig, match=r"no model 'linear\.onnx'"):
+    with pytest.raises(InvalidConfig, match=r"the model 'linear\.onnx' is not below the folder"):
         pack_pipeline(inside / "pipeline.yaml", inside / "a.bundle")
 
 
@@ -91,10 +91,15 @@ def test_python_is_packed_only_with_permission(tmp_path: Path) -> None:
     ("old", "new", "error", "message"),
     [
         ("linear: linear.onnx", "linear: none.onnx", InvalidConfig, "line 5: there is no model 'none.onnx'"),
-        ("linear: linear.onnx", "linear: ../linear.onnx", InvalidConfig, "line 5: there is no model '../linear.onnx'"),
+        (
+            "linear: linear.onnx",
+            "linear: ../linear.onnx",
+            InvalidConfig,
+            "line 5: the model '../linear.onnx' is not below the folder",
+        ),
         ("linear: linear.onnx", "linear: pipeline.yaml", penstock.PenstockError, "model 'linear': "),
         ("[no, yes]", "none.txt", InvalidConfig, "line 6: there is no file 'none.txt'"),
-        ("[no, yes]", "/etc/hostname", InvalidConfig, "there is no file"),
+        ("[no, yes]", "/etc/hostname", InvalidConfig, "file '/etc/hostname' is not below the folder"),
         (
             "{features: [1, 2, 3]}",
             "{features: [1, 2]}",

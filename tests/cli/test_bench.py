@@ -74,6 +74,29 @@ def test_inputs_from_a_file_go_row_by_row_in_turn(tmp_path: Path) -> None:
     assert all(got == want for got, want in zip(seen, wanted, strict=False))
 
 
+def test_a_pipeline_gets_the_content_of_a_file(tmp_path: Path) -> None:
+    seen: set[bytes] = set()
+
+    async def handle(request, writer):
+        image = {"name": "image", "datatype": "BYTES", "shape": [1]}
+        if request.method == "GET":
+            found = {"name": "double", "versions": ["1"], "platform": "pipeline", "inputs": [image], "outputs": [image]}
+            writer.write(answer(json.dumps(found).encode()))
+            return
+        seen.add(request.body[int(request.headers["inference-header-content-length"]) :])
+        output = image | {"data": ["a"]}
+        writer.write(answer(json.dumps({"model_name": "double", "outputs": [output]}).encode()))
+
+    content = b"\x89PNG\0\0"
+    (tmp_path / "photo.png").write_bytes(content)
+    with serving_in_thread(handle) as address:
+        arguments = ("--concurrency", "1", "--binary", "--data", str(tmp_path / "photo.png"))
+        assert invoke(address.url, *SHORT, *arguments).exit_code == 0
+        with pytest.raises(InvalidData, match="not UTF-8 text"):
+            raise_from(invoke(address.url, *SHORT, *arguments[:2], *arguments[3:]))
+    assert seen == {len(content).to_bytes(4, "little") + content}
+
+
 def test_what_the_server_said_is_shown_once_for_each_kind() -> None:
     async def handle(request, writer):
         if request.method == "POST":

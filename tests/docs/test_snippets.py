@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
+from PIL import Image
 
 from penstock.bundle.pack_model import pack_model
 from penstock.bundle.pack_pipeline import pack_pipeline
@@ -28,6 +29,21 @@ ASKS_A_SERVER = {"model-repository", "python-api", "shared-memory"}
 """Pages whose code sends requests to a server of the digits model."""
 PACKS_A_PIPELINE = {"pipelines"}
 """Pages whose code runs the pipeline that they declare."""
+OPENS_A_PIPELINE = {"README"}
+"""Pages whose code runs a pipeline that is packed elsewhere."""
+SHOP = """\
+name: shop
+inputs: {image: {media: image}}
+models: {classifier: model.onnx}
+steps:
+  - {step: decode_image, in: image, out: pixels, colour: grey}
+  - {step: resize, in: pixels, out: small, size: [8, 8]}
+  - {step: normalise, in: small, out: scaled}
+  - {step: layout, in: scaled, out: tensor}
+  - {model: classifier, in: tensor, out: logits}
+  - {step: top_k, in: logits, out: {labels: labels}}
+outputs: [labels]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +80,14 @@ def pack_pipeline_of(page: Path, folder: Path) -> None:
     pack_pipeline(folder / "pipeline.yaml", folder / "read-digit.bundle")
 
 
+def pack_shop(folder: Path) -> None:
+    """Pack the pipeline of the README, and make the pictures that its code reads."""
+    (folder / "pipeline.yaml").write_text(SHOP)
+    pack_pipeline(folder / "pipeline.yaml", folder / "shop.bundle")
+    for name in ("photo.jpg", "one.jpg", "two.jpg"):
+        Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / name)
+
+
 def code_of(page: Path) -> str:
     before = GOES_ON_FROM.get(page.stem)
     text = (page.with_stem(before).read_text() if before else "") + page.read_text()
@@ -87,6 +111,8 @@ def test_a_page_runs(page: Path, folder: Path, request: pytest.FixtureRequest) -
     code = code_of(page)
     if page.stem in PACKS_A_PIPELINE:
         pack_pipeline_of(page, folder)
+    if page.stem in OPENS_A_PIPELINE:
+        pack_shop(folder)
     if page.stem in ASKS_A_SERVER:
         address = "{}:{}".format(*request.getfixturevalue("server").address)
         code = re.sub(r"(?:localhost|127\.0\.0\.1):8000", address, code)

@@ -42,7 +42,21 @@ def test_types_flow_from_end_to_end() -> None:
         ({"steps": [MODEL, {**SOFTMAX, "axes": 1}]}, r"step 'softmax' has no option 'axes' \(did you mean 'axis'"),
         (
             {"steps": [MODEL, {**SOFTMAX, "axis": "x"}]},
-            "option 'axis' of step 'softmax' is wrong: Expected 'int', got 'str'",
+            "option 'axis' of step 'softmax' is wrong: Expected 'whole number', got 'text'",
+        ),
+        (
+            {
+                "steps": [
+                    MODEL,
+                    {**SOFTMAX, "step": "argmax"},
+                    {"step": "log_mel", "in": "p", "out": "q", "rate": 8000, "norm": "x"},
+                ]
+            },
+            r"option 'norm' of step 'log_mel' is wrong: Invalid value 'x' \(use one of: slaney, none",
+        ),
+        (
+            {"steps": [MODEL, {"step": "resize", "in": "logits", "out": "p", "size": 9}]},
+            r"option 'size' of step 'resize' is wrong: Expected 'list', got 'whole number' \(Height and width of the result",
         ),
         ({"steps": [MODEL, {**SOFTMAX, "out": {"valve": "p"}}]}, r"no output 'valve' \(did you mean 'value'"),
         ({"steps": [MODEL, {**SOFTMAX, "in": {"valve": "logits"}}]}, r"no input 'valve' \(did you mean 'value'"),
@@ -133,7 +147,8 @@ def test_the_order_of_channels() -> None:
     )
     steps = [
         {"step": "decode_image", "in": "image", "out": "pixels", "colour": "rgb"},
-        {"model": "net", "in": "pixels", "out": "y", "colour": "bgr"},
+        {"step": "resize", "in": "pixels", "out": "small", "size": [4, 4]},  # the order goes through other steps
+        {"model": "net", "in": "small", "out": "y", "colour": "bgr"},
     ]
     given = {"inputs": {"image": {"media": "image"}}, "models": {"net": "net.onnx"}, "outputs": ["y"], "labels": None}
     with pytest.raises(

@@ -65,9 +65,9 @@ def test_steps_that_run_the_same_get_numbers() -> None:
         (
             "media: tensor",
             "media: tenser",
-            r"line 3: option 'media' of inputs 'features' is wrong: Invalid enum value 'tenser'",
+            r"line 3: option 'media' of input 'features' is wrong: Invalid value 'tenser' \(did you mean 'tensor'",
         ),
-        ("shape: [3]", "shap: [3]", r"line 3: inputs 'features' has no option 'shap' \(did you mean 'shape'"),
+        ("shape: [3]", "shap: [3]", r"line 3: input 'features' has no option 'shap' \(did you mean 'shape'"),
         ("shape: [3]", "shape: [-2]", "line 3: .*>= -1"),
         ("{step: softmax,", "{stap: softmax,", r"line 9: unknown key 'stap' in a step \(did you mean 'step'"),
         ("{step: softmax,", "{", "line 9: a step needs one of the keys step, model, map, python"),
@@ -78,6 +78,11 @@ def test_steps_that_run_the_same_get_numbers() -> None:
         ("out: logits}", "out: 'a b'}", "line 8: 'a b' is not a valid name"),
         ("pair: [no, yes]", "pair: [1.5]", "line 6: 'labels' is wrong"),
         ("outputs: [label, p]", "outputs: []", "'outputs' is wrong"),
+        (
+            "outputs: [label, p]",
+            "outputs: label",
+            r"'outputs' is wrong: Expected 'list', got 'text' \(list the values to return",
+        ),
     ],
 )
 def test_errors_name_line_and_fix(old: str, new: str, message: str) -> None:
@@ -90,3 +95,12 @@ def test_errors_name_line_and_fix(old: str, new: str, message: str) -> None:
 def test_other_data_is_refused(value: Any) -> None:
     with pytest.raises(InvalidConfig, match="the file has no keys"):
         parse(read_json(b"null" if value is None else repr(value).replace("'", '"').encode(), "pipeline.json"))
+
+
+def test_a_key_after_a_table_of_toml() -> None:
+    """It belongs to the table, so it is missing at the top."""
+    text = 'name = "p"\n[inputs.x]\n[[steps]]\nstep = "softmax"\nin = "x"\nout = "y"\noutputs = ["y"]\n'
+    with pytest.raises(
+        InvalidConfig, match=r"'outputs' is missing .*in TOML, write outputs = … before the first \[table"
+    ):
+        parse(read_source(text.encode(), "pipeline.toml"))

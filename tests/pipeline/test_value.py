@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import msgspec
@@ -67,6 +68,7 @@ def test_inputs_come_in_the_declared_order() -> None:
     ("changes", "message"),
     [
         ({"image": None}, "input 'image' must be the content of a file, or an array of pixels, not NoneType"),
+        ({"image": io.BytesIO()}, "not BytesIO .*pass its content"),
         ({"question": b"bytes"}, "input 'question' must be a text, not bytes"),
         ({"extra": np.zeros(3)}, "input 'extra' must be the content of a file, not ndarray"),
         ({"scores": [1, 2]}, "input 'scores' must be an array, not list"),

@@ -135,10 +135,7 @@ def read_declaration(path: Path) -> Declaration:
 def _model(declared: Declaration, folder: Path, name: str, scratch: Path) -> Bundle:
     """The model ``name`` as a bundle."""
     file = declared.models[name]
-    if not _is_below(folder, file) or not (folder / file).exists():
-        raise declared.error(
-            ("models", name), f"there is no model '{file}'", "write its path below the folder of this file"
-        )
+    _check_place(declared, folder, ("models", name), "model", file)
     try:
         if may_be_bundle(folder / file):
             return open_bundle(folder / file)
@@ -176,8 +173,7 @@ def _is_below(folder: Path, file: str) -> bool:
 
 
 def _file(declared: Declaration, folder: Path, place: tuple[str | int, ...], file: str) -> bytes:
-    if not _is_below(folder, file) or not (folder / file).is_file():
-        raise declared.error(place, f"there is no file '{file}'", "write its path below the folder of this file")
+    _check_place(declared, folder, place, "file", file)
     return _content(folder, file)
 
 
@@ -185,6 +181,15 @@ def _content(folder: Path, file: str) -> bytes:
     if (size := (folder / file).stat().st_size) > _MAX_FILE_BYTES:
         raise InvalidConfig(f"'{file}' has {size} bytes, but a file of a pipeline has at most {_MAX_FILE_BYTES} bytes")
     return (folder / file).read_bytes()
+
+
+def _check_place(declared: Declaration, folder: Path, place: tuple[str | int, ...], what: str, file: str) -> None:
+    """Raises InvalidConfig unless ``file`` exists below ``folder``; only a model may be a folder."""
+    found = folder / file
+    if not _is_below(folder, file):
+        raise declared.error(place, f"the {what} '{file}' is not below the folder of this file", "copy it there")
+    if not found.exists() or (what == "file" and not found.is_file()):
+        raise declared.error(place, f"there is no {what} '{file}'", "write its path below the folder of this file")
 
 
 def _python_files(function: Function) -> set[str]:

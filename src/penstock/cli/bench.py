@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -28,7 +29,7 @@ from penstock.perf.loops import LoadWindow, Target
 from penstock.perf.oip_client import fetch_signature, infer_message, infer_request, random_inputs, request_shapes
 from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
 from penstock.samples.open import load_dataset
-from penstock.tensor import Array, Signature
+from penstock.tensor import Array, DataType, Signature
 
 Row = ClosedLoopResult | OpenLoopResult
 
@@ -68,7 +69,8 @@ def bench(
         typer.Option(
             "--data",
             "--inputs",
-            help="npz file with arrays named after the model's inputs, sent row by row. Default: plausible random tensors.",
+            help="npz file with arrays named after the model's inputs, sent row by row; for a pipeline, a picture or another file."
+            " Default: plausible random tensors.",
         ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Rows per request. Default: 1.")] = None,
@@ -241,6 +243,10 @@ def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _from_file(path: Path, signature: Signature, batch: int) -> list[dict[str, Array]]:
+    if len(signature.inputs) == 1 and signature.inputs[0].datatype is DataType.BYTES and _is_media(path):
+        content = np.empty(1, np.object_)  # an array of fixed-size strings would lose zeros at the end
+        content[0] = path.read_bytes()
+        return [{signature.inputs[0].name: content}]
     data = load_dataset(path, signature)
     batch = batch if data.joins else 1
     whole = (call.inputs for call in data.calls(batch) if len(call.samples) == batch)
@@ -249,6 +255,11 @@ def _from_file(path: Path, signature: Signature, batch: int) -> list[dict[str, A
         raise InvalidData(f"'{path}' has {data.count} samples, too few for a batch of {batch}", "lower --batch")
     signature.check(requests[0])
     return requests
+
+
+def _is_media(path: Path) -> bool:
+    """True for a file that a pipeline takes, such as a picture."""
+    return path.is_file() and path.suffix.lower() not in (".npz", ".npy", ".jsonl", ".ndjson", ".csv", ".parquet")
 
 
 def _parse_rates(text: str) -> tuple[float, ...]:

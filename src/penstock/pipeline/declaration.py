@@ -6,14 +6,15 @@ meaning: names, types and shapes.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from penstock.config import did_you_mean
+from penstock.config import did_you_mean, field_docs
 from penstock.errors import InvalidConfig, quoted
 from penstock.pipeline.source import Path, SourceText
 from penstock.pipeline.value import Media
@@ -171,7 +172,7 @@ def parse(source: SourceText) -> Declaration:
             raise source.error((key,), f"unknown key {quoted(key)}", did_you_mean(key, _KEYS))
     for key in ("name", "inputs", "steps", "outputs"):
         if key not in data:
-            raise source.error((), f"the key '{key}' is missing", _MISSING[key])
+            raise source.error((), f"the key '{key}' is missing", _MISSING[key] + _toml_hint(source, key))
     read = {key: _typed(source, (key,), data[key], kind) for key, kind in KEY_TYPES.items() if key in data}
     for key in ("inputs", "models", "labels", "constants"):
         for name in read.get(key, {}):
@@ -194,6 +195,10 @@ def parse(source: SourceText) -> Declaration:
             "source": source,
         }
     )
+
+
+def _toml_hint(source: SourceText, key: str) -> str:
+    return f"; in TOML, write {key} = … before the first [table]" if source.name.endswith(".toml") else ""
 
 
 _MISSING = {
@@ -278,12 +283,13 @@ def _check_name(source: SourceText, path: Path, name: str) -> None:
 def _typed(source: SourceText, path: Path, value: Any, kind: Any) -> Any:
     """``value``, converted to ``kind``. Raises InvalidConfig with the line."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return options_as(source, path, f"{path[-2]} '{path[-1]}'", value, kind)
+        return options_as(source, path, f"{str(path[-2]).removesuffix('s')} '{path[-1]}'", value, kind)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, inner = _reason(error)
-        raise source.error((*path, *inner), f"'{path[-1]}' is wrong: {message}") from None
+        hint = _MISSING.get(str(path[-1]), "") if len(path) == 1 else ""
+        raise source.error((*path, *inner), f"'{path[-1]}' is wrong: {message}", hint) from None
 
 
 def options_as(source: SourceText, path: Path, what: str, value: Mapping[str, Any], kind: type[_Struct]) -> _Struct:
@@ -301,11 +307,43 @@ def options_as(source: SourceText, path: Path, what: str, value: Mapping[str, An
     except msgspec.ValidationError as error:
         message, inner = _reason(error)
         option = f"option '{inner[0]}'" if inner else "an option"
-        raise source.error((*path, *inner), f"{option} of {what} is wrong: {message}") from None
+        hint = _option_help(kind, fields, str(inner[0]), value) if inner else ""
+        raise source.error((*path, *inner), f"{option} of {what} is wrong: {message}", hint) from None
+
+
+def _option_help(kind: type[msgspec.Struct], fields: Mapping[str, Any], key: str, value: Mapping[str, Any]) -> str:
+    """The values that the option ``key`` may have, or its documentation."""
+    choices = _choices(fields[key].type)
+    if choices and isinstance(value[key], str):
+        return did_you_mean(value[key], choices)
+    return field_docs(kind).get(fields[key].name, "").replace("``", "'")
+
+
+def _choices(kind: Any) -> list[str]:
+    """The texts that the type ``kind`` allows; empty if it allows any."""
+    if get_origin(kind) is Literal:
+        return [one for one in get_args(kind) if isinstance(one, str) and one]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return [str(one.value) for one in kind]
+    return [one for part in get_args(kind) for one in _choices(part)]
+
+
+_WORDS = {
+    " | null`": "`",
+    "`array": "`list",
+    "`object": "`map",
+    "`str": "`text",
+    "`int": "`whole number",
+    "`float": "`number",
+    "enum value": "value",
+}
+"""Words of msgspec's errors, and those of a declaration."""
 
 
 def _reason(error: msgspec.ValidationError) -> tuple[str, Path]:
     """The message of ``error``, and the place in the value."""
     message, _, place = str(error).partition(" - at `$")
     inner = re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", place)
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
     return message.replace("`", "'"), tuple(int(index) if index else key for key, index in inner)

@@ -101,19 +101,23 @@ def _constants(function: Function, plan: GraphPlan) -> dict[str, float]:
 def _numbers(kind: ValueType, conditions: list[Condition]) -> list[float]:
     """Numbers of the type ``kind``, one for each combination of outcomes of ``conditions``, except NaN."""
     bounds = sorted({condition.bound for condition in conditions})
-    least, most = bounds[0], bounds[-1]
     if kind.datatype.is_float:
-        middles = [one / 2 + two / 2 for one, two in itertools.pairwise(bounds)]
-        numbers = [least - abs(least) - 1, *bounds, *middles, most + abs(most) + 1]
+        least, most = bounds[0], bounds[-1]
+        between = [one / 2 + two / 2 for one, two in itertools.pairwise(bounds)]
+        numbers = {0.0, *bounds, *between, least - abs(least) - 1, most + abs(most) + 1}
     else:
-        numbers = [
-            float(whole)
-            for bound in bounds
-            for whole in (math.floor(bound) - 1, math.floor(bound), math.ceil(bound), math.ceil(bound) + 1)
-        ]
-    sign = kind.datatype.dtype.kind
-    possible = [one for one in numbers if sign not in "bu" or one >= 0] if sign != "b" else [0.0, 1.0]
-    outcomes = {tuple(condition.holds(one) for condition in conditions): one for one in reversed(possible)}
+        whole = {end for bound in bounds for end in (math.floor(bound), math.ceil(bound))}
+        numbers = {float(end + step) for end in whole for step in (-1, 0, 1)}
+    match kind.datatype.dtype.kind:
+        case "b":
+            numbers = {0.0, 1.0}
+        case "u":
+            numbers = {one for one in numbers if one >= 0}
+    outcomes: dict[tuple[bool, ...], float] = {}
+    for one in sorted(
+        numbers, key=lambda one: (one not in bounds, abs(one), one)
+    ):  # bounds and small numbers read best
+        outcomes.setdefault(tuple(condition.holds(one) for condition in conditions), one)
     return list(outcomes.values())
 
 

@@ -44,12 +44,12 @@ class ValueType(msgspec.Struct, frozen=True):
     shape: tuple[int, ...] = ()
     many: bool = False
     """True for a list of such values."""
-    count: int = -1
-    """Number of elements of a list; -1 if it varies or is unknown."""
     colour: str = ""
     """Order of an image's channels: ``rgb``, ``bgr``, ``grey`` or ``rgba``. Empty if unknown."""
     rate: int = 0
     """Samples of sound per second; 0 if unknown."""
+    count: int = -1
+    """Number of elements of a list; -1 if it varies or is unknown."""
 
     def fits(self, wanted: ValueType) -> bool:
         """True if a value of this type can be read where ``wanted`` is declared."""
@@ -65,13 +65,13 @@ class ValueType(msgspec.Struct, frozen=True):
         """The type of a value that has either this type or the type ``other``, which it fits."""
         shape = tuple(one if one == two else -1 for one, two in zip(self.shape, other.shape, strict=True))
         return ValueType(
-            self.media if self.media is other.media else Media.TENSOR,
-            self.datatype,
-            shape,
-            self.many,
-            self.count if self.count == other.count else -1,
-            self.colour if self.colour == other.colour else "",
-            self.rate if self.rate == other.rate else 0,
+            media=self.media if self.media is other.media else Media.TENSOR,
+            datatype=self.datatype,
+            shape=shape,
+            many=self.many,
+            colour=self.colour if self.colour == other.colour else "",
+            rate=self.rate if self.rate == other.rate else 0,
+            count=self.count if self.count == other.count else -1,
         )
 
     def __str__(self) -> str:
@@ -120,8 +120,9 @@ def _or_array(media: Media) -> str:
 
 
 def _wrong_input(name: str, wanted: str, value: Value) -> InvalidArgument:
-    is_pillow = type(value).__module__.startswith("PIL.")
-    hint = "pass numpy.asarray(picture.convert('RGB'))" if is_pillow else ""
+    hint = "pass its content, read()" if hasattr(value, "read") else ""
+    if type(value).__module__.startswith("PIL."):
+        hint = "pass numpy.asarray(picture.convert('RGB'))"
     return InvalidArgument(f"input '{name}' must be {wanted}, not {type(value).__name__}", hint)
 
 

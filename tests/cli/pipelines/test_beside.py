@@ -94,6 +94,21 @@ def test_texts(penstock, folder: Path) -> None:
             np.testing.assert_allclose(pipeline(text)["scores"], np.sort(expected)[::-1], atol=1e-5)
 
 
+def test_several_classes_can_be_true(penstock, folder: Path) -> None:
+    text_folder(folder / "model", transformers.BertForSequenceClassification)
+    config = folder / "model" / "config.json"
+    config.write_text(config.read_text().replace("{", '{"problem_type": "multi_label_classification",', 1))
+    tokenizer = transformers.AutoTokenizer.from_pretrained("model")
+    model = transformers.BertForSequenceClassification.from_pretrained("model").eval()
+    with torch.no_grad():
+        expected = model(**tokenizer("water flows", return_tensors="pt")).logits[0].sigmoid().numpy()
+    with converted(penstock, "model") as pipeline:
+        found = pipeline("water flows")
+    likely = [index for index in np.argsort(-expected) if expected[index] >= 0.5]
+    assert found["labels"] == [LABELS[index] for index in likely]
+    np.testing.assert_allclose(found["scores"], expected[likely], atol=1e-5)
+
+
 def test_a_part_without_a_step_is_named(penstock, folder: Path) -> None:
     picture_folder(folder / "model", size={"height": 32, "width": 32})
     config = folder / "model" / "preprocessor_config.json"

@@ -177,6 +177,21 @@ def test_texts(penstock, folder: Path) -> None:
     assert "--tokenizer" in done.err
 
 
+def test_an_embedding_of_a_picture(penstock, folder: Path) -> None:
+    (folder / "net.onnx").write_bytes(classifier([3, 16, 24], 4).data)
+    done = penstock("new", "embedding", "vectors", "--model", "net.onnx", "--json")
+    assert done.code == 0, done.err
+    assert done.json["files"] == ["net.onnx", "pipeline.yaml"]
+    pixels, file = picture()
+    small = np.asarray(Image.fromarray(pixels).resize((24, 16), Image.Resampling.BILINEAR), np.float32)
+    expected = (small / np.float32(255)).transpose(2, 0, 1).ravel() @ WEIGHTS[: 3 * 16 * 24, :4]
+    with opened("vectors") as pipeline:
+        np.testing.assert_allclose(pipeline(file)["embedding"], expected / np.linalg.norm(expected), rtol=1e-4)
+    (folder / "flat.onnx").write_bytes(classifier([7], 4).data)
+    done = penstock("new", "embedding", "none", "--model", "flat.onnx")
+    assert "this template needs one input: input_ids of a text, or one picture" in done.err
+
+
 @pytest.mark.parametrize(
     ("shape", "pattern"),
     [

@@ -41,6 +41,17 @@ def test_one_item_is_printed_as_a_server_answers(penstock: Command, folder: Path
         assert json.loads(penstock("infer", "scores.bundle", word).out) == json.loads(done.out)
 
 
+def test_a_row_of_an_array_is_one_line(penstock: Command, folder: Path) -> None:
+    (folder / "pipeline.yaml").write_text(
+        "name: rows\ninputs: {x: {shape: [-1, 2]}}\nsteps: [{step: softmax, in: x, out: y}]\noutputs: [y]\n"
+    )
+    assert penstock("pack", "pipeline.yaml", "-o", "rows.bundle").code == 0
+    assert penstock("infer", "rows.bundle", "[[0, 0], [1, 1]]").out == (
+        '{\n  "y": [\n    [0.5, 0.5],\n    [0.5, 0.5]\n  ]\n}\n'
+    )
+    assert json.loads(penstock("infer", "rows.bundle", "[[3, 0], [1, 1]]").out)["y"][1] == [0.5, 0.5]
+
+
 def test_several_items_are_lines_and_a_failure_does_not_stop_the_others(penstock: Command, folder: Path) -> None:
     scores_bundle(folder)
     done = penstock("infer", "scores.bundle", ONE, "[1]", TWO)

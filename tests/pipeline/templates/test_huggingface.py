@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.errors import Unsupported
@@ -81,3 +82,24 @@ def test_a_text_is_cut_as_the_folder_says() -> None:
     assert found.kind == "text-classifier"
     tokenise = steps_of(found.text)["tokenise"]
     assert (tokenise["max_length"], tokenise["truncation_side"]) == (77, "left")
+
+
+def test_the_problem_decides_what_scores_mean() -> None:
+    files = {"preprocessor_config.json": CONFIG}
+    single = steps_of(from_folder(PICTURES, LABELS, files, "single_label_classification").text)
+    assert {"softmax", "top_k"} <= single.keys()
+    assert not {"sigmoid", "threshold"} & single.keys()
+    multi = steps_of(from_folder(PICTURES, LABELS, files, "multi_label_classification").text)
+    assert {"sigmoid", "threshold"} <= multi.keys()
+    assert not {"softmax", "top_k"} & multi.keys()
+    with pytest.raises(Unsupported, match="the model is a regression"):
+        from_folder(PICTURES, LABELS, files, "regression")
+
+
+def test_one_score_is_no_classifier() -> None:
+    """Its softmax would be 1 for every picture."""
+    one = msgspec.structs.replace(
+        PICTURES, signature=Signature(PICTURES.signature.inputs, (TensorSpec("logits", DataType.FP32, (-1, 1)),))
+    )
+    with pytest.raises(Unsupported, match="at least two classes"):
+        from_folder(one, {"0": "LABEL_0"}, {"preprocessor_config.json": CONFIG})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.cli.pipelines.new import DECLARATION, LABELS, json_file, labels_in
+from penstock.cli.pipelines.new import DECLARATION, LABELS, about, json_file
 from penstock.errors import Unsupported
 from penstock.offline.convert.convert import Conversion
 from penstock.pipeline.templates.fill import Given
@@ -28,7 +28,8 @@ def write_beside(done: Conversion) -> Beside:
     files = {path.name: json_file(path) for path in done.companions if path.suffix == ".json"}
     given = Given(name=done.output.stem, model=done.output.name, signature=done.signature)
     try:
-        written = from_folder(given, labels_in(done.output), files)
+        facts = about(done.output)
+        written = from_folder(given, facts.labels, files, facts.problem_type)
     except Unsupported as error:
         return Beside(reason=error.message)
     texts = {DECLARATION: written.text}

@@ -27,10 +27,12 @@ from penstock.tensor import Signature, TensorSpec
 DECLARATION, LABELS, TOKENIZER = "pipeline.yaml", "labels.txt", "tokenizer.json"
 
 
-class _About(msgspec.Struct):
+class About(msgspec.Struct):
     """What ``penstock convert`` wrote about a model of Hugging Face."""
 
     labels: dict[str, str] = {}
+    """The names of the classes by number."""
+    problem_type: str = ""
 
 
 def new(
@@ -170,18 +172,18 @@ def json_file(path: Path) -> Any:
         return None
 
 
-def labels_in(model: Path) -> dict[str, str]:
-    """The names of the classes by number that ``penstock convert`` wrote into the metadata of an ONNX file."""
+def about(model: Path) -> About:
+    """The facts that ``penstock convert`` wrote into the metadata of an ONNX file."""
     if may_be_bundle(model) or model.suffix != ".onnx":
-        return {}
+        return About()
     properties = {one.key: one.value for one in onnx.load(model, load_external_data=False).metadata_props}
-    return msgspec.json.decode(properties.get(METADATA, "{}"), type=_About).labels
+    return msgspec.json.decode(properties.get(METADATA, "{}"), type=About)
 
 
 def _labels(file: Path | None, kind: str, given: Given, model: Path) -> str:
     count = class_count(kind, given)
     if file is None:
-        known = labels_in(model)
+        known = about(model).labels
         if known and len(known) == count:
             return "".join(f"{known[key]}\n" for key in sorted(known, key=int))
         if count < 0:

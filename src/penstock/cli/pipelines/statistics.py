@@ -19,7 +19,7 @@ from penstock.tensor import Array, DataType
 FIRST = ".first"
 """Suffix of the counts of texts that are the first of a list."""
 _PERCENTILES = (5, 50, 95)
-_MAX_ELEMENTS = 20
+_MAX_ELEMENTS = 10
 """Number of elements up to which each element of an array has its own statistics."""
 
 
@@ -37,7 +37,7 @@ class OutputStatistics:
     output                           statistics
     ===============================  ==================================================================================
     one number                       ``name``
-    up to 20 numbers                 ``name[0]``, ``name[1]`` …
+    up to 10 numbers                 ``name[0]``, ``name[1]`` …
     any number of numbers            ``name[0]``, the first of each item, and ``name.length``
     any number of boxes, arrays …    ``name.length``
     one text                         the number of items with each text

@@ -46,7 +46,7 @@ def infer_pipeline(
                 print(_text(answer))
         seconds = time.perf_counter() - start
         if not json and len(items) == 1 and failure is None:
-            print(_text(answers[0]["outputs"], indent=2))
+            print(_lines(answers[0]["outputs"]))
         facts = {
             "pipeline": pipeline.name,
             "items": answers,
@@ -62,9 +62,20 @@ def infer_pipeline(
         print(_text(facts))
 
 
-def _text(content: Any, indent: int | None = None) -> str:
+def _text(content: Any) -> str:
     """``content`` as JSON. As in the answers of a server, NaN and infinities are written as ``NaN`` and ``Infinity``, not as null."""
-    return json_text.dumps(content, ensure_ascii=False, indent=indent)
+    return json_text.dumps(content, ensure_ascii=False)
+
+
+def _lines(outputs: Mapping[str, Any]) -> str:
+    """``outputs`` as a JSON object with a line for each output, and for each row of an array, such as a box."""
+    return "{\n" + ",\n".join(f"  {_text(name)}: {_rows(value)}" for name, value in outputs.items()) + "\n}"
+
+
+def _rows(value: Any) -> str:
+    if not (isinstance(value, list) and value and isinstance(value[0], list)):
+        return _text(value)
+    return "[\n" + ",\n".join(f"    {_text(row)}" for row in value) + "\n  ]"
 
 
 def item_names(pipeline: Pipeline, words: Sequence[str], texts: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ _CONDITION = re.compile(r"\[(\w+)\] ")
 _NAME = re.compile(r"[^A-Za-z0-9_]+")
 _SIDE, _LARGE_SIDE, _LINE = 224, 640, (48, 320)
 """Sizes of pictures for models that take any size."""
+_PICTURE = "a picture [N, C, H, W] or [N, H, W, C]"
 _RATE, _HOP, _TOKENS = 16_000, 160, 512
 _MELS = frozenset({13, 20, 23, 24, 26, 32, 40, 48, 60, 64, 80, 96, 120, 128, 160, 229, 256})
 """Usual numbers of mel bands and cepstral coefficients."""
@@ -63,9 +64,9 @@ def class_count(kind: str, given: Given) -> int:
     return _head(given)[2] if kind == "detector" else _scores(given).shape[-1]
 
 
-def _picture(given: Given, default: tuple[int, int]) -> dict[str, Any]:
-    """Facts about the only input, a picture. ``default`` is its size if it may have any."""
-    spec = _only(given, "a picture [N, C, H, W] or [N, H, W, C]", lambda spec: _layout(spec) is not None)
+def _picture(given: Given, default: tuple[int, int], wanted: str = _PICTURE) -> dict[str, Any]:
+    """Facts about the only input, a picture. ``default`` is its size if it may have any, and ``wanted`` names it in errors."""
+    spec = _only(given, wanted, lambda spec: _layout(spec) is not None)
     layout = _layout(spec)
     assert layout is not None
     channels, height, width = (spec.shape[layout.index(axis)] for axis in "CHW")
@@ -180,11 +181,26 @@ def _text_classifier(given: Given) -> dict[str, Any]:
 def _embedding(given: Given) -> dict[str, Any]:
     output = _output(given, "an embedding [N, width] or [N, tokens, width]", lambda spec: len(spec.shape) in (2, 3))
     pools = len(output.shape) == 3
-    return _tokens(given, needs_mask=pools) | {
+    is_text = "input_ids" in given.signature.input_names
+    return (_embedded_text(given, pools) if is_text else _embedded_picture(given)) | {
+        "text": is_text,
+        "picture": not is_text,
         "output": json.dumps(output.name),
         "pools": pools,
         "pooled": "pooled" if pools else "encoded",
+        "pooling": "value: encoded, mask: attention_mask" if is_text else "value: encoded",
     }
+
+
+def _embedded_text(given: Given, pools: bool) -> dict[str, Any]:
+    absent = {"floats": False, "planes": False}
+    return _tokens(given, needs_mask=pools) | absent | {"item": "text", "example": "{text: A sentence.}"}
+
+
+def _embedded_picture(given: Given) -> dict[str, Any]:
+    facts = _picture(given, (_SIDE, _SIDE), "input_ids of a text, or one picture [N, C, H, W] or [N, H, W, C]")
+    wiring = f"{facts['input']}: {facts['tensor']}"
+    return facts | {"wiring": wiring, "item": "picture", "example": "{image: photo.jpg}"}
 
 
 def _tokens(given: Given, needs_mask: bool = False) -> dict[str, Any]:
@@ -282,17 +298,25 @@ def _identifier(name: str) -> str:
 
 def _classes(given: Given) -> dict[str, Any]:
     output = _scores(given)
-    logits = given.final_operator not in _NORMALISED
+    logits, multi = given.final_operator not in _NORMALISED, bool(given.options.get("multi"))
     return {
         "output": json.dumps(output.name),
-        "logits": logits,
+        "softmax": logits and not multi,
+        "sigmoid": logits and multi,
+        "single": not multi,
+        "multi": multi,
         "raw": "logits" if logits else "probabilities",
         "k": min(5, output.shape[-1]) if output.shape[-1] > 0 else 5,
     }
 
 
 def _scores(given: Given) -> TensorSpec:
-    return _output(given, "scores [N, classes]", lambda spec: len(spec.shape) == 2 and spec.datatype.is_float)
+    # One score per item has no softmax, and only one label.
+    return _output(
+        given,
+        "scores [N, classes] of at least two classes",
+        lambda spec: len(spec.shape) == 2 and spec.shape[1] != 1 and spec.datatype.is_float,
+    )
 
 
 def _only(given: Given, wanted: str, fits: Callable[[TensorSpec], bool]) -> TensorSpec:

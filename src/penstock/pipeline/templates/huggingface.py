@@ -29,13 +29,17 @@ class FilledTemplate(msgspec.Struct, frozen=True):
     """Names of the classes; empty if the template needs none."""
 
 
-def from_folder(given: Given, labels: Mapping[str, str], files: Mapping[str, Any]) -> FilledTemplate:
+def from_folder(given: Given, labels: Mapping[str, str], files: Mapping[str, Any], problem: str = "") -> FilledTemplate:
     """The declaration for a model. ``files`` has the content of the folder's JSON files by name.
+
+    ``problem`` is the model's ``problem_type``: with ``multi_label_classification``, several classes of an item can be true.
 
     Raises Unsupported if there is no template for the model, or if its preprocessing has a part that no template has.
     """
     inputs = {spec.name for spec in given.signature.inputs}
     scores = any(spec.name == "logits" and len(spec.shape) == 2 for spec in given.signature.outputs)
+    if scores and problem == "regression":
+        raise Unsupported("the model is a regression, whose output is no score of a class")
     names = tuple(labels[key] for key in sorted(labels, key=int))
     if inputs == {"pixel_values"} and scores:
         kind, options = "image-classifier", _picture_options(files)
@@ -46,6 +50,7 @@ def from_folder(given: Given, labels: Mapping[str, str], files: Mapping[str, Any
     count = next((spec.shape[1] for spec in given.signature.outputs if spec.name == "logits"), -1)
     if scores and count not in (-1, len(names)):
         raise Unsupported(f"the model has {count} classes, but its folder names {len(names)}")
+    options = options | {"multi": problem == "multi_label_classification"}
     try:
         text = fill(kind, msgspec.structs.replace(given, options=options))
     except InvalidArgument as error:

@@ -118,6 +118,7 @@ def test_tokenizer_goes_along(bert: Path, tmp_path: Path) -> None:
     assert json.loads(about) == {
         "architecture": "BertForSequenceClassification",
         "model_type": "bert",
+        "problem_type": "",
         "labels": {"0": "LABEL_0", "1": "LABEL_1"},
         "files": ["tokenizer_config.json", "vocab.txt"],
     }

@@ -112,6 +112,7 @@ class HuggingFaceModel:
         self._about = {
             "architecture": type(model).__name__,
             "model_type": model.config.model_type,
+            "problem_type": getattr(model.config, "problem_type", None) or "",
             "labels": {str(key): str(label) for key, label in (getattr(model.config, "id2label", None) or {}).items()},
             "files": list(files),
         }

@@ -96,3 +96,14 @@ def test_plain_bytes_elements_are_bounded_in_number(given: int) -> None:
 def test_what_there_is_of_each_kind_is_bounded(body: dict[str, object], place: str) -> None:
     with pytest.raises(InvalidArgument, match=rf"of length <= \d+ - at `\$\.{place}`"):
         read(json.dumps(body).encode())
+
+
+def test_a_form_belongs_to_run() -> None:
+    body = b'--b\r\nContent-Disposition: form-data; name="image"\r\n\r\n\x89PNG\r\n--b--\r\n'
+    for text in (body, memoryview(body)):
+        with pytest.raises(InvalidArgument, match="not an inference request") as raised:
+            read(text)
+        assert "'/run'" in raised.value.hint
+    with pytest.raises(InvalidArgument, match="not an inference request") as raised:
+        read(b"{")
+    assert not raised.value.hint

@@ -6,6 +6,7 @@ import base64
 import json
 import tracemalloc
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -103,6 +104,19 @@ def test_wrong_bodies(kind: bytes, body: bytes, words: str) -> None:
 def test_the_media_type_of_each_part_counts() -> None:
     with pytest.raises(WrongMedia, match="'text' is text, but the content type is 'image/png'"):
         tensors(FORM, form(part("text", b"a", "image/png")), TWO)
+
+
+def test_json_from_curl_is_not_taken_for_a_picture() -> None:
+    """``curl -d`` sends its own content type, whatever the body is."""
+    steps = [{"step": "decode_image", "in": "image", "out": "pixels"}]
+    empty: dict[str, Any] = {"models": None, "labels": None, "examples": None}
+    picture = pipelines.function(inputs={"image": {"media": "image"}}, steps=steps, outputs=["pixels"], **empty)
+    kind = b"application/x-www-form-urlencoded"
+    for body in (b'{"image": "AAAA"}', memoryview(b'{"image": "' + b"A" * 100_000 + b'"}')):
+        with pytest.raises(WrongMedia, match="is a JSON object, but .*curl -d.*Content-Type: application/json"):
+            tensors(kind, body, picture)  # type: ignore[arg-type]
+    assert tensors(kind, b"\x89PNG", picture)["image"][0] == b"\x89PNG"
+    assert tensors(b"application/json", b'{"image": "AAAA"}', picture)["image"][0] == bytes(3)
 
 
 def test_a_large_list_is_charged_and_read_in_short_steps() -> None:

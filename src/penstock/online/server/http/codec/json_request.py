@@ -111,7 +111,7 @@ def read_in_steps(text: Buffer) -> Steps[WireRequest]:
     try:
         request = msgspec.convert((yield from large_json.read(text, msgspec.json.decode)), _LargeRequest)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise InvalidArgument(f"the body is not an inference request: {error}") from None
+        raise _malformed(text, error) from None
     except RecursionError:
         raise InvalidArgument("the body's JSON is nested too deeply") from None
     for tensor in request.inputs:
@@ -130,9 +130,15 @@ def read(text: Buffer) -> WireRequest:
                 pass  # nested lists, other datatypes, or invalid JSON, for which the general form gives better errors
         return _decode_request(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"the body is not an inference request: {error}") from None
+        raise _malformed(text, error) from None
     except RecursionError:
         raise InvalidArgument("the body's JSON is nested too deeply") from None
+
+
+def _malformed(text: Buffer, error: Exception) -> InvalidArgument:
+    is_form = bytes(text[:2]) == b"--"  # the boundary of multipart/form-data
+    hint = "send a form, such as that of curl -F, to '/run', which runs pipelines" if is_form else ""
+    return InvalidArgument(f"the body is not an inference request: {error}", hint)
 
 
 def plain_inputs(wire: WireRequest) -> dict[str, Array] | None:

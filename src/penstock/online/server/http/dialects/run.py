@@ -35,7 +35,7 @@ _CURL = b"application/x-www-form-urlencoded"
 _SMALL_JSON = 64 << 10
 _UNTYPED = (b"application/octet-stream", _CURL, b"")
 """Content types that clients send for any file."""
-_HINT = "send a form, such as curl -F NAME=@FILE; the content of the only input; or JSON"
+_HINT = "send a form, such as curl -F NAME=@FILE; the content of the only input; or JSON with 'Content-Type: application/json'"
 
 
 class WrongMedia(InvalidArgument):
@@ -114,10 +114,13 @@ def _content(function: Function, spec: TensorSpec, media: bytes, content: Buffer
             f"input {quoted(spec.name)} is {wanted}, but the content type is '{media.decode(errors='replace'):.80}'",
             _HINT,
         )
-    if media == _CURL and kind.media is Media.TEXT and _is_json_object(content):
+    # No picture and no sound begins with a brace.
+    is_json = content[:1] == b"{" if kind.media is not Media.TEXT else _is_json_object(content)
+    if media == _CURL and is_json and kind.media is not Media.FILE:
+        also = ", or 'text/plain' if the text itself is JSON" if kind.media is Media.TEXT else ""
         raise WrongMedia(
             f"the body is a JSON object, but the content type is '{_CURL.decode()}', which curl -d sends",
-            "send 'Content-Type: application/json', or 'text/plain' if the text itself is JSON",
+            f"send 'Content-Type: application/json'{also}",
         )
     yield len(content)
     return _one(bytes(content))
