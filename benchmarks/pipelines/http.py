@@ -70,9 +70,7 @@ def _rows(many: Mapping[str, Sequence[Round]], single: Mapping[str, Sequence[Rou
         rows.append(throughput_claim(name, many[ours], many[theirs], goal))
         latency = ratio([one.p50_ms for one in single[ours]], [one.p50_ms for one in single[theirs]])
         name = f"{pair}: p50, one connection"
-        rows.append(
-            claim(name, latency, "×", "<=", 1.0) if goal else fact(name, latency.value, "×", interval=latency)
-        )
+        rows.append(claim(name, latency, "×", "<=", 1.0) if goal else fact(name, latency.value, "×", interval=latency))
         work = ratio([one.per_cpu_second for one in many[ours]], [one.per_cpu_second for one in many[theirs]])
         rows.append(fact(f"{pair}: requests per CPU second", work.value, "×", interval=work))
         rows += [] if goal is None else latency_facts(f"one connection, {pair}", single[ours], single[theirs])

@@ -83,7 +83,10 @@ def run(quick: bool) -> list[Row]:
                 rounds,
             )
             loaded["net"].loaded.unload()
-    return [*_rows(found, count), claim("largest difference of an output, by the largest output", worst, "", "<=", _TOLERANCE)]
+    return [
+        *_rows(found, count),
+        claim("largest difference of an output, by the largest output", worst, "", "<=", _TOLERANCE),
+    ]
 
 
 def _rows(found: Mapping[str, Sequence[Spent]], count: int) -> list[Row]:
