@@ -108,8 +108,8 @@ class Peer(msgspec.Struct, frozen=True):
 
 @contextmanager
 def running(peer: Peer, model: Path, cores: set[int], app: str = "") -> Iterator[Server]:
-    """Run ``peer`` with ``model`` on ``cores``. ``app`` is the module of its application, by default that of tensors. Raises RuntimeError
-    if the peer is not installed or does not start.
+    """Run ``peer`` with ``model`` on ``cores``. ``app`` is the module of its application, by default that for tensors. Raises
+    RuntimeError if the peer is not installed or does not start.
     """
     python = peer.python()
     if python is None:

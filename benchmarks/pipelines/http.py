@@ -1,10 +1,10 @@
-"""A JPEG in, labels out: `penstock serve` against FastAPI, and against BentoML where it is installed, both with Pillow and ONNX Runtime,
-with 16 connections and with one.
+"""A JPEG in, labels out: `penstock serve` against FastAPI, and against BentoML where it is installed, with 16 connections and with one.
+FastAPI and BentoML use Pillow and ONNX Runtime.
 
 All servers run on the same core with one thread, get the same pictures, and send the same JSON members. FastAPI and BentoML run the
-model as exported, in FP32. Penstock serves the pipeline over the bundle that `penstock build` makes of this model (``pictures.built``),
-so the ratio includes what the build gains by its choice of engine and precision. The ratios for the same model show what the server
-alone gains: of the same FP32 model, and of the INT8 model of ONNX Runtime's quantiser. All three then run in ONNX Runtime.
+model as exported, in FP32. Penstock serves the pipeline over the bundle that `penstock build` makes of it (``pictures.built``), so the
+ratio includes what the build gains by its choice of engine and precision. The ratios for the same model show what the server alone
+gains: of the same FP32 model, and of the INT8 model of ONNX Runtime's quantiser. Both sides then run it in ONNX Runtime.
 """
 
 from __future__ import annotations
