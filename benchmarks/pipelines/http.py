@@ -1,5 +1,5 @@
-"""A JPEG in, labels out: `penstock serve` against FastAPI, and against BentoML where it is installed, with 16 connections and with one.
-FastAPI and BentoML use Pillow and ONNX Runtime.
+"""A JPEG in, labels out: `penstock serve` against FastAPI, and against BentoML if it is installed. Both use Pillow and ONNX Runtime.
+Each server is measured with 16 connections and with one.
 
 All servers run on the same core with one thread, get the same pictures, and send the same JSON members. FastAPI and BentoML run the
 model as exported, in FP32. Penstock serves the pipeline over the bundle that `penstock build` makes of it (``pictures.built``), so the

@@ -37,6 +37,8 @@ class StageSpec(msgspec.Struct, frozen=True, eq=False):
     """Maximum number of calls that run together."""
     waits: bool = False
     """True if full batches are worth waiting for: a smaller batch runs only when no other call is ready."""
+    size: Callable[[], int] | None = None
+    """The size of full batches at present, at most ``max_batch``; None: always ``max_batch``."""
     limit: int = 0
     """Maximum number of batches at a time; 0 means no limit."""
     movable: object = None
@@ -73,6 +75,11 @@ class StageQueue:
         """Append ``call`` to the queue of its group."""
         self.groups[self.spec.group(call.inputs)].append(call)
 
+    @property
+    def size(self) -> int:
+        """The size of full batches."""
+        return self.spec.max_batch if self.spec.size is None else self.spec.size()
+
     def forget_cancelled(self) -> None:
         """Remove the cancelled calls at the heads of the queues, and empty queues."""
         for group, queue in list(self.groups.items()):
@@ -104,15 +111,15 @@ def take(stages: Iterable[StageQueue], newest: float = math.inf) -> StageBatch |
         for group, queue in stage.groups.items():
             if queue[0].item > newest:
                 continue
-            is_partial = stage.spec.waits and len(queue) < stage.spec.max_batch
+            is_partial = stage.spec.waits and len(queue) < stage.size
             rank = is_partial, queue[0].item, -stage.depth
             if best is None or rank < best[0]:
                 best = rank, stage, group
     if best is None:
         return None
     _, stage, group = best
-    queue, batch = stage.groups[group], StageBatch(stage, [], [])
-    while queue and len(batch.calls) < stage.spec.max_batch and queue[0].item <= newest:
+    queue, batch, size = stage.groups[group], StageBatch(stage, [], []), stage.size
+    while queue and len(batch.calls) < size and queue[0].item <= newest:
         call = queue.popleft()
         inputs = call.inputs  # read first: another thread may cancel the call now, which empties the inputs
         if not call.is_cancelled:
