@@ -15,11 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.peers.catalog import PEERS, running
-from benchmarks.pipelines.pictures import built, jpegs, network, pack, quantised
+from benchmarks.pipelines.pictures import build_row, built, jpegs, network, pack, quantised
 from benchmarks.results import Row, claim, fact, skipped
 from benchmarks.rounds import Round, Side, http_side, latency_facts, measure, median, ratio, throughput_claim
 from benchmarks.servers import Server, penstock, serving, split_cores
-from penstock.offline.build import BuildResult
 
 _CONNECTIONS, _GOAL = 16, 2.5
 _SIZE = 320, 240
@@ -57,7 +56,7 @@ def run(quick: bool) -> list[Row]:
             rows.append(skipped("BentoML FP32", error))
         many = measure(sides, _CONNECTIONS, rounds, seconds)
         single = measure(sides, 1, rounds, seconds)
-    return [*rows, *_rows(many, single), *_build_facts(made)]
+    return [*rows, *_rows(many, single), build_row(made)]
 
 
 def _rows(many: Mapping[str, Sequence[Round]], single: Mapping[str, Sequence[Round]]) -> list[Row]:
@@ -76,12 +75,6 @@ def _rows(many: Mapping[str, Sequence[Round]], single: Mapping[str, Sequence[Rou
         rows += [] if goal is None else latency_facts(f"one connection, {pair}", single[ours], single[theirs])
     cost = {name: median(found, lambda one: 1e3 / one.per_cpu_second) for name, found in many.items()}
     return rows + [fact(f"CPU time of a request: {name}", value, "ms") for name, value in cost.items()]
-
-
-def _build_facts(made: BuildResult) -> list[Row]:
-    error = made.chosen.accuracy.relative_error if made.chosen.accuracy else float("inf")
-    note = f"chosen: {made.chosen.name}; the norm of the difference by the norm of FP32's outputs"
-    return [fact("error of the built model's outputs", error, "", note=note)]
 
 
 def _side(server: Server, path: str, pictures: list[bytes]) -> Side:

@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks import models
 from benchmarks.pipelines.by_hand import SIDE, opened, tensor
+from benchmarks.results import Row, fact
 from benchmarks.scenarios.int8 import quantize_by_default
 from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.offline.build import BuildResult, Recipe, build
@@ -62,9 +63,9 @@ def quantised(original: Path) -> Path:
     return quantize_by_default(original, _sample(0, 4))
 
 
-def built(original: Path, samples: int, timing_s: float) -> BuildResult:
+def built(original: Path, samples: int, timing_s: float, *, calibrate: bool = True) -> BuildResult:
     """The bundle that ``penstock build --objective throughput`` makes of the network for one thread. The build chooses the engine, the
-    precision and the largest batch. It calibrates on ``samples`` pictures, and judges on as many others.
+    precision and the largest batch. It judges on ``samples`` pictures. To try INT8, it calibrates on as many others.
 
     The weights are random, so there is no accuracy to lose. The contract therefore limits the angle between the outputs and the
     original's: the cosine may fall by 0.01 at most, as in the scenario ``rivals``. Errors have no other limit. In particular, the
@@ -81,8 +82,9 @@ def built(original: Path, samples: int, timing_s: float) -> BuildResult:
         budget_s=_BUDGET_S,
         timing_s=timing_s,
     )
-    target = original.with_name("built.bundle")
-    return build(original, target, {"input": tensors[:samples]}, {"input": tensors[samples:]}, recipe)
+    target = original.with_name(f"{original.stem}-built.bundle")
+    calibration = {"input": tensors[samples:]} if calibrate else None
+    return build(original, target, calibration, {"input": tensors[:samples]}, recipe)
 
 
 def pack(folder: Path, model: Path) -> Path:
@@ -91,6 +93,13 @@ def pack(folder: Path, model: Path) -> Path:
     declaration.write_text(classifier("classify", model.name, SIDE))
     pack_pipeline(declaration, bundle := folder / f"pipeline-{model.stem}.bundle", overwrite=True)
     return bundle
+
+
+def build_row(made: BuildResult) -> Row:
+    """What the build chose, and the error of the outputs."""
+    error = made.chosen.accuracy.relative_error if made.chosen.accuracy else float("inf")
+    note = f"chosen: {made.chosen.name}; the norm of the difference by the norm of the original's outputs"
+    return fact("error of the built model's outputs", error, "", note=note)
 
 
 def _sample(seed: int, rows: int) -> dict[str, Array]:

@@ -5,8 +5,10 @@ The stream is also compared with its slower half: decoding and preparing alone, 
 are limited by the same cores, this bound cannot be reached: the stream then needs at least the sum of both times. It is compared with
 this sum, too. As many H.264 frames are classified by the stream, and by such a loop over PyAV with its default threads.
 
-The loop runs its model on all cores, and only decoding leaves cores idle. A stream that keeps all cores busy is therefore faster by a
-limited factor, which is shown: the loop's time, by the CPU time of the stream shared among the cores.
+The loop runs its model on all cores, and only decoding leaves cores idle, so a stream of the same model can gain little: it takes at
+least its CPU time, shared among the cores, which is shown. The engine is not bound in a bundle that `penstock build` makes of the same
+INT8 model. The stream over such a bundle is measured, too, but only for information: another engine rounds differently, so the outputs
+are not equal.
 
 The answers are compared by the outputs of the network. Its weights are random, so that one class has almost the whole score, and the
 scores do not show whether the outputs are equal.
@@ -27,7 +29,7 @@ import onnxruntime
 from PIL import Image
 
 from benchmarks.pipelines import by_hand
-from benchmarks.pipelines.pictures import jpegs, network, pack, quantised
+from benchmarks.pipelines.pictures import build_row, built, jpegs, network, pack, quantised
 from benchmarks.results import Row, claim, fact
 from benchmarks.rounds import interleave, ratio
 from penstock.bundle.pipeline import load_models, local_models, open_pipeline
@@ -63,7 +65,8 @@ def run(quick: bool) -> list[Row]:
         bundle = pack(Path(folder), model)
         clip = _clip(Path(folder, "clip.mp4"), distinct, count)
         serial = onnxruntime.InferenceSession(str(model))
-        with Pipeline.open(bundle) as ours:
+        made = built(model, *((4, 5.0) if quick else (16, 20.0)), calibrate=False)
+        with Pipeline.open(bundle) as ours, Pipeline.open(pack(Path(folder), made.bundle)) as tuned:
             opened = open_pipeline(bundle)
             loaded = load_models(opened.models)
             inner = partial(Stages, observed(opened.function()), local_models(opened.models, loaded))
@@ -75,6 +78,7 @@ def run(quick: bool) -> list[Row]:
                 {
                     "serial": _timed(lambda: [by_hand.scores(serial, by_hand.opened(one)) for one in frames]),
                     "ours": _timed(lambda: list(ours.stream(frames))),
+                    "ours, built": _timed(lambda: list(tuned.stream(frames))),
                     "prepare": _timed(lambda: list(prepare.stream({"image": one} for one in frames))),
                     "model": _timed(lambda: _calls(forward, tensors, count, 1)),
                     "model in batches": _timed(lambda: _calls(forward, tensors, count, size)),
@@ -87,6 +91,7 @@ def run(quick: bool) -> list[Row]:
     return [
         *_rows(found, count),
         claim("largest difference of an output, by the largest output", worst, "", "<=", _TOLERANCE),
+        build_row(made),
     ]
 
 
@@ -95,10 +100,9 @@ def _rows(found: Mapping[str, Sequence[Spent]], count: int) -> list[Row]:
     model = [min(pair) for pair in zip(wall["model"], wall["model in batches"], strict=True)]
     slower = [max(pair) for pair in zip(wall["prepare"], model, strict=True)]
     both = [sum(pair) for pair in zip(wall["prepare"], model, strict=True)]
-    shared = ratio(both, wall["ours"])
+    shared, engine = ratio(both, wall["ours"]), ratio(wall["serial"], wall["ours, built"])
     rows = [
         claim("speed-up over the serial loop", ratio(wall["serial"], wall["ours"]), "×", ">=", _SPEEDUP),
-        _limit("serial", "ours", found),
         claim("share of the slower half's rate", ratio(slower, wall["ours"]), "×", ">=", _OVERLAP),
         fact("share of the rate that both halves allow on the same cores", shared.value, "×", interval=shared),
         claim(
@@ -108,19 +112,21 @@ def _rows(found: Mapping[str, Sequence[Spent]], count: int) -> list[Row]:
             ">=",
             _SPEEDUP,
         ),
-        _limit("H.264, serial", "H.264, ours", found),
+        fact("ours, built: speed-up over the serial loop", engine.value, "×", interval=engine),
     ]
+    cores = usable_cores()
     for name, spent in found.items():
         cpu_ms = 1e3 * float(np.median([one.cpu_s for one in spent])) / count
         wall_ms = 1e3 * float(np.median(wall[name])) / count
-        rows.append(fact(f"time per frame: {name}", wall_ms, "ms", note=f"{cpu_ms:.3g} ms of CPU time"))
+        rows.append(
+            fact(
+                f"time per frame: {name}",
+                wall_ms,
+                "ms",
+                note=f"at least {cpu_ms / cores:.3g} ms: {cpu_ms:.3g} ms of CPU time",
+            )
+        )
     return rows
-
-
-def _limit(serial: str, ours: str, found: Mapping[str, Sequence[Spent]]) -> Row:
-    """The speed-up if our CPU time were shared equally among the cores, without any wait."""
-    limit = ratio([one.wall_s for one in found[serial]], [one.cpu_s / usable_cores() for one in found[ours]])
-    return fact(f"{ours}: speed-up if no core ever waited", limit.value, "×", interval=limit)
 
 
 def _difference(ours: Stages, serial: onnxruntime.InferenceSession, jpegs: Sequence[bytes]) -> float:
