@@ -27,7 +27,9 @@ def opened(jpeg: bytes) -> Image.Image:
 def tensor(picture: Image.Image) -> Floats:
     """The input of the network for ``picture``, with a batch axis."""
     small = np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR), np.float32)
-    return np.ascontiguousarray(((small / 255 - _MEAN) / _STD).transpose(2, 0, 1))[None]
+    scaled = ((small / 255 - _MEAN) / _STD).transpose(2, 0, 1)
+    found: Floats = np.ascontiguousarray(scaled, np.float32)[None]
+    return found
 
 
 def logits(session: Any, picture: Image.Image) -> Floats:

@@ -36,7 +36,6 @@ class BatchSize:
         self._row_s: dict[int, list[float]] = {}
         """The seconds of a row in batches of the two sizes."""
 
-    @property
     def rows(self) -> int:
         """The number of rows that the next batch should have."""
         return self._larger if len(self._times(self._larger)) < len(self._times(self._size)) else self._size

@@ -95,7 +95,7 @@ def _model_stage(name: str, step: ModelStep, model: LocalModel) -> StageSpec:
         partial(shapes_of, step) if size > 1 else one_group,
         max_batch=size,
         waits=size > 1,
-        size=learnt and (lambda: learnt.rows),
+        size=None if learnt is None else learnt.rows,
         limit=model.calls,
     )
 
