@@ -25,28 +25,20 @@ class Mlp:
         return np.asarray(self.session.run(None, {"input": input.astype("float32")})[0])
 
 
-def main() -> int:
-    """Serve the model named on the command line on a free port until told to stop."""
+def serve(service: str) -> int:
+    """Serve the model named on the command line with ``service`` (``module:class``) on a free port until told to stop. Returns the
+    exit status.
+    """
     (port,) = free_ports(1)
     environment = {
         "PEER_MODEL": str(Path(sys.argv[1]).resolve()),
         "BENTOML_DO_NOT_TRACK": "True",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    command = [
-        sys.executable,
-        "-m",
-        "bentoml",
-        "serve",
-        "benchmarks.peers.bentoml_app:Mlp",
-        "--host",
-        HOST,
-        "--port",
-        str(port),
-    ]
+    command = [sys.executable, "-m", "bentoml", "serve", service, "--host", HOST, "--port", str(port)]
     announce_later(port, "/readyz")
     return run(command, environment)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve("benchmarks.peers.bentoml_app:Mlp"))

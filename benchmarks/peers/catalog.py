@@ -107,12 +107,14 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def running(peer: Peer, model: Path, cores: set[int]) -> Iterator[Server]:
-    """Run ``peer`` with ``model`` on ``cores``. Raises RuntimeError if the peer is not installed or does not start."""
+def running(peer: Peer, model: Path, cores: set[int], app: str = "") -> Iterator[Server]:
+    """Run ``peer`` with ``model`` on ``cores``. ``app`` is the module of its application, by default that for tensors. Raises
+    RuntimeError if the peer is not installed or does not start.
+    """
     python = peer.python()
     if python is None:
         raise RuntimeError(peer.missing)
-    arguments = ["-m", f"benchmarks.peers.{peer.name}_app", str(model.resolve())]
+    arguments = ["-m", app or f"benchmarks.peers.{peer.name}_app", str(model.resolve())]
     with serving(arguments, cores, python, {"PYTHONPATH": str(ROOT)}) as server:
         yield server
 
@@ -126,7 +128,7 @@ PEERS = {
         Peer("mlserver", "MLServer", ("mlserver==1.7.1", _ENGINE), grpc=True),
         Peer("kserve", "KServe", ("kserve==0.21.0", _ENGINE), grpc=True),
         Peer("litserve", "LitServe", ("litserve==0.2.19", _ENGINE), _plain("/predict")),
-        Peer("bentoml", "BentoML", ("bentoml==1.4.39", _ENGINE), _plain("/predict", rows=True)),
+        Peer("bentoml", "BentoML", ("bentoml==1.4.39", "pillow", _ENGINE), _plain("/predict", rows=True)),
         Peer(
             "torchserve",
             "TorchServe",

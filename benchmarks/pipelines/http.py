@@ -1,8 +1,10 @@
-"""A JPEG in, labels out: `penstock serve` against FastAPI with Pillow and ONNX Runtime, with 16 connections and with one.
+"""A JPEG in, labels out: `penstock serve` against FastAPI, and against BentoML if it is installed. Both use Pillow and ONNX Runtime.
+Each server is measured with 16 connections and with one.
 
-All servers run on the same core with one thread, get the same pictures, and send the same JSON members. FastAPI runs the model as
-exported, in FP32. Penstock serves this model in INT8, as its own quantiser writes it. For comparison, both also serve the same FP32
-model, and the same INT8 model of ONNX Runtime's quantiser.
+All servers run on the same core with one thread, get the same pictures, and send the same JSON members. FastAPI and BentoML run the
+model as exported, in FP32. Penstock serves the pipeline over the bundle that `penstock build` makes of it (``pictures.built``), so the
+ratio includes what the build gains by its choice of engine and precision. The ratios for the same model show what the server alone
+gains: of the same FP32 model, and of the INT8 model of ONNX Runtime's quantiser. Both sides then run it in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -12,19 +14,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.pipelines.pictures import compressed, jpegs, network, pack, quantised
-from benchmarks.results import Row, claim, fact
+from benchmarks.peers.catalog import PEERS, running
+from benchmarks.pipelines.pictures import build_row, built, jpegs, network, pack, quantised
+from benchmarks.results import Row, claim, fact, skipped
 from benchmarks.rounds import Round, Side, http_side, latency_facts, measure, median, ratio, throughput_claim
 from benchmarks.servers import Server, penstock, serving, split_cores
 
 _CONNECTIONS, _GOAL = 16, 2.5
 _SIZE = 320, 240
 _PAIRS = {
-    "compressed by Penstock : as exported": ("compressed", "FastAPI FP32", _GOAL),
-    "same model in FP32": ("FP32", "FastAPI FP32", None),
-    "same model in INT8 by ONNX Runtime's quantiser": ("INT8", "FastAPI INT8", None),
+    ("built", "FastAPI FP32"): _GOAL,
+    ("built", "BentoML FP32"): _GOAL,
+    ("FP32", "FastAPI FP32"): None,
+    ("INT8", "FastAPI INT8"): None,
 }
-"""Title, our side, their side and goal."""
+"""The goals of our side against their side."""
 
 
 def run(quick: bool) -> list[Row]:
@@ -32,10 +36,12 @@ def run(quick: bool) -> list[Row]:
     cores, _ = split_cores()
     rounds, seconds = (2, 1.0) if quick else (4, 2.5)
     pictures = jpegs(8, *_SIZE)
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         original = network(folder)
-        models = {"FP32": original, "INT8": quantised(original), "compressed": compressed(original)}
+        made = built(original, *((4, 5.0) if quick else (16, 20.0)))
+        models = {"FP32": original, "INT8": quantised(original), "built": made.bundle}
         sides: dict[str, Side] = {}
         for title, model in models.items():
             server = stack.enter_context(penstock(pack(folder, model), cores))
@@ -43,25 +49,32 @@ def run(quick: bool) -> list[Row]:
         for title in ("FP32", "INT8"):
             arguments = ["-m", "benchmarks.pipelines.fastapi_app", str(models[title])]
             sides[f"FastAPI {title}"] = _side(stack.enter_context(serving(arguments, cores)), "/classify", pictures)
+        try:
+            server = stack.enter_context(running(PEERS["bentoml"], original, cores, "benchmarks.pipelines.bentoml_app"))
+            sides["BentoML FP32"] = _side(server, "/classify", pictures)
+        except RuntimeError as error:
+            rows.append(skipped("BentoML FP32", error))
         many = measure(sides, _CONNECTIONS, rounds, seconds)
         single = measure(sides, 1, rounds, seconds)
-    return _rows(many, single)
+    return [*rows, *_rows(many, single), build_row(made)]
 
 
 def _rows(many: Mapping[str, Sequence[Round]], single: Mapping[str, Sequence[Round]]) -> list[Row]:
     rows = []
-    for title, (ours, theirs, goal) in _PAIRS.items():
-        name = f"{title}: requests/s ratio to FastAPI and Pillow, {_CONNECTIONS} connections"
+    for (ours, theirs), goal in _PAIRS.items():
+        if theirs not in many:
+            continue
+        pair = f"{ours} : {theirs}"
+        name = f"{pair}: requests/s, {_CONNECTIONS} connections"
         rows.append(throughput_claim(name, many[ours], many[theirs], goal))
         latency = ratio([one.p50_ms for one in single[ours]], [one.p50_ms for one in single[theirs]])
-        rows.append(
-            claim(f"{title}: p50 ratio to FastAPI and Pillow, one connection", latency, "×", "<=", 1.0)
-            if goal
-            else fact(f"{title}: p50 ratio, one connection", latency.value, "×", interval=latency)
-        )
-        rows += [] if goal is None else latency_facts(f"one connection, {title}", single[ours], single[theirs])
-    work = {name: median(found, lambda one: one.per_cpu_second) for name, found in many.items()}
-    return rows + [fact(f"requests per CPU second: {name}", value, "1/s") for name, value in work.items()]
+        name = f"{pair}: p50, one connection"
+        rows.append(claim(name, latency, "×", "<=", 1.0) if goal else fact(name, latency.value, "×", interval=latency))
+        work = ratio([one.per_cpu_second for one in many[ours]], [one.per_cpu_second for one in many[theirs]])
+        rows.append(fact(f"{pair}: requests per CPU second", work.value, "×", interval=work))
+        rows += [] if goal is None else latency_facts(f"one connection, {pair}", single[ours], single[theirs])
+    cost = {name: median(found, lambda one: 1e3 / one.per_cpu_second) for name, found in many.items()}
+    return rows + [fact(f"CPU time of a request: {name}", value, "ms") for name, value in cost.items()]
 
 
 def _side(server: Server, path: str, pictures: list[bytes]) -> Side:

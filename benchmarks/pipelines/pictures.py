@@ -8,19 +8,17 @@ import cv2
 import numpy as np
 
 from benchmarks import models
+from benchmarks.pipelines.by_hand import SIDE, opened, tensor
+from benchmarks.results import Row, fact
 from benchmarks.scenarios.int8 import quantize_by_default
-from penstock.artifact import Artifact
 from penstock.bundle.pack_pipeline import pack_pipeline
-from penstock.dataset import make_dataset
+from penstock.offline.build import BuildResult, Recipe, build
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
-from penstock.offline.compress.ptq.scheme import integer_scheme
-from penstock.offline.optimize.optimizer import optimize
-from penstock.resources import machine_facts
+from penstock.offline.judge.contract import Contract
 from penstock.tensor import Array
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SIDE = 224
+_BUDGET_S = 300.0
+_SIMILAR = Contract(max_accuracy_loss=0.01, metric="cosine", max_output_error=float("inf"))
 _DECLARATION = """\
 name: NAME
 inputs:
@@ -44,9 +42,9 @@ def classifier(name: str, model: str, side: int) -> str:
     return _DECLARATION.replace("NAME", name).replace("MODEL", model).replace("SIDE", str(side))
 
 
-def jpegs(count: int, width: int, height: int) -> list[bytes]:
+def jpegs(count: int, width: int, height: int, seed: int = 0) -> list[bytes]:
     """Photo-like pictures: smooth shapes and a little noise."""
-    rng, found = np.random.default_rng(0), list[bytes]()
+    rng, found = np.random.default_rng(seed), list[bytes]()
     for _ in range(count):
         coarse = rng.integers(0, 256, (height // 16, width // 16, 3), np.uint8)
         picture = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).astype(np.int16)
@@ -65,18 +63,28 @@ def quantised(original: Path) -> Path:
     return quantize_by_default(original, _sample(0, 4))
 
 
-def compressed(original: Path) -> Path:
-    """The network in INT8 as Penstock's quantiser writes it for this machine, which `penstock build` would try, too.
+def built(original: Path, samples: int, timing_s: float, *, calibrate: bool = True) -> BuildResult:
+    """The bundle that ``penstock build --objective throughput`` makes of the network for one thread. The build chooses the engine, the
+    precision and the largest batch. It judges on ``samples`` pictures. To try INT8, it calibrates on as many others.
 
-    The parts of a build that choose among candidates are left out, so that the model is the same in each run. The weights are
-    random, so there is no accuracy to lose.
+    The weights are random, so there is no accuracy to lose. The contract therefore limits the angle between the outputs and the
+    original's: the cosine may fall by 0.01 at most, as in the scenario ``rivals``. Errors have no other limit. In particular, the
+    contract ignores the default limit relative to the spread of each output, because the outputs for different pictures are almost
+    equal. Only one way to find ranges is tried, because it affects the accuracy of INT8 but not its speed.
     """
-    optimised, _ = optimize(Artifact.from_file(original))
-    recipe = PtqRecipe(RangeMethod.MIN_MAX, equalize=False, reconstruct=False, correct_biases=False)
-    data = make_dataset(_sample(0, 8), None)
-    made = quantize_with(recipe, optimised, data, integer_scheme(machine_facts()))
-    (path := original.with_name("penstock.onnx")).write_bytes(made.data)
-    return path
+    tensors = np.concatenate([tensor(opened(one)) for one in jpegs(2 * samples, SIDE, SIDE, seed=1)])
+    recipe = Recipe(
+        _SIMILAR,
+        threads=(1,),
+        methods=(RangeMethod.MIN_MAX,),
+        careful=False,
+        objective="throughput",
+        budget_s=_BUDGET_S,
+        timing_s=timing_s,
+    )
+    target = original.with_name(f"{original.stem}-built.bundle")
+    calibration = {"input": tensors[samples:]} if calibrate else None
+    return build(original, target, calibration, {"input": tensors[:samples]}, recipe)
 
 
 def pack(folder: Path, model: Path) -> Path:
@@ -85,6 +93,13 @@ def pack(folder: Path, model: Path) -> Path:
     declaration.write_text(classifier("classify", model.name, SIDE))
     pack_pipeline(declaration, bundle := folder / f"pipeline-{model.stem}.bundle", overwrite=True)
     return bundle
+
+
+def build_row(made: BuildResult) -> Row:
+    """What the build chose, and the error of the outputs."""
+    error = made.chosen.accuracy.relative_error if made.chosen.accuracy else float("inf")
+    note = f"chosen: {made.chosen.name}; the norm of the difference by the norm of the original's outputs"
+    return fact("error of the built model's outputs", error, "", note=note)
 
 
 def _sample(seed: int, rows: int) -> dict[str, Array]:

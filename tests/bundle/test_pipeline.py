@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 import penstock
+from evidences import evidence
 from penstock.artifact import file_entries, sha256
 from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, PipelineManifest, decode, encode
 from penstock.bundle.open import is_pipeline, open_bundle
 from penstock.bundle.pack import write_zip
 from penstock.bundle.pack_model import pack_model
-from penstock.bundle.pipeline import GOLDEN, PIPELINE, open_any, open_pipeline
+from penstock.bundle.pipeline import GOLDEN, PIPELINE, load_models, local_models, open_any, open_pipeline
 from penstock.errors import IntegrityError, Unsupported
 from penstock.pipeline.golden import Golden
 from pipelines import scores_bundle, scores_folder
@@ -145,3 +146,13 @@ def test_the_manifest_is_that_of_a_pipeline(tmp_path: Path) -> None:
     assert isinstance(opened.manifest, PipelineManifest)
     assert (opened.name, opened.manifest.schema_version, len(opened.golden.examples)) == ("scores", 5, 2)
     assert opened.manifest.tools["penstock"] == penstock.__version__
+
+
+def test_the_batch_of_a_model_is_measured_if_a_build_did(tmp_path: Path) -> None:
+    opened = open_pipeline(scores_bundle(tmp_path))
+    loaded = load_models(opened.models)
+    assert not local_models(opened.models, loaded)["linear"].is_tuned
+    bundle = opened.models["linear"]
+    bundle.manifest = msgspec.structs.replace(bundle.manifest, evidence=evidence())
+    assert local_models(opened.models, loaded)["linear"].is_tuned
+    loaded["linear"].loaded.unload()

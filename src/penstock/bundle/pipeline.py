@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.artifact import Artifact, local_path
 from penstock.bundle.local import NO_LIMITS, DeviceLimits, LocalVariant, load_variant
-from penstock.bundle.manifest import PipelineManifest
+from penstock.bundle.manifest import Manifest, PipelineManifest
 from penstock.bundle.open import Bundle, Contents, as_model, may_be_bundle, read_bundle, read_inner
 from penstock.errors import IntegrityError, InvalidConfig, NotFound, PermissionDenied, Unsupported
 from penstock.pipeline import golden
@@ -161,9 +161,9 @@ def load_models(models: Mapping[str, Bundle], limits: DeviceLimits = NO_LIMITS) 
 
 def local_models(models: Mapping[str, Bundle], loaded: Mapping[str, LocalVariant]) -> dict[str, LocalModel]:
     """The ``loaded`` models as parts of a pipeline, which several threads may call."""
-    return {
-        name: guarded(
-            LocalModel(one.loaded.forward, models[name].manifest.serving.max_batch, 0 if one.loaded.reentrant else 1)
-        )
-        for name, one in loaded.items()
-    }
+    return {name: guarded(_local(models[name].manifest, one)) for name, one in loaded.items()}
+
+
+def _local(manifest: Manifest, one: LocalVariant) -> LocalModel:
+    calls = 0 if one.loaded.reentrant else 1
+    return LocalModel(one.loaded.forward, manifest.serving.max_batch, calls, manifest.evidence is not None)

@@ -38,6 +38,13 @@ def test_a_model_that_merges_no_rows_waits_for_none() -> None:
     assert [spec.limit for spec in specs if spec.limit] == [3]
 
 
+def test_a_batch_that_was_measured_is_not_learnt_again() -> None:
+    for is_tuned, size in ((True, None), (False, 1)):
+        tuned = {"linear": LocalModel(LOCAL["linear"].forward, max_batch=8, is_tuned=is_tuned)}
+        (model,) = [spec for spec in bind(function(), tuned).stages.values() if spec.waits]
+        assert (model.max_batch, model.size and model.size()) == (8, size)
+
+
 def test_a_model_elsewhere_has_no_stage() -> None:
     here, there = bind(function(), LOCAL), bind(function(), {"linear": Elsewhere()})
     assert len(there.stages) == len(here.stages) - 1

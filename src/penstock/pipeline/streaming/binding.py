@@ -14,6 +14,7 @@ from penstock.pipeline.function import Function, MapStep, ModelStep
 from penstock.pipeline.graph import Graph, GraphPlan
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.steps.base import Step
+from penstock.pipeline.streaming.batch_size import BatchSize
 from penstock.pipeline.streaming.fusing import fused
 from penstock.pipeline.streaming.models import LocalModel, ModelCaller, attempted, guarded, run_rows, shapes_of
 from penstock.pipeline.streaming.stage import Inputs, StageSpec, one_group
@@ -87,12 +88,14 @@ def _scope(
 def _model_stage(name: str, step: ModelStep, model: LocalModel) -> StageSpec:
     size = min(model.max_batch, step.max_batch) if step.batchable else 1
     run = partial(run_rows, step, model)
+    learnt = None if model.is_tuned or size == 1 else BatchSize(run, size)
     return StageSpec(
         name,
-        run,
+        learnt or run,
         partial(shapes_of, step) if size > 1 else one_group,
         max_batch=size,
         waits=size > 1,
+        size=None if learnt is None else learnt.rows,
         limit=model.calls,
     )
 

@@ -33,6 +33,8 @@ class LocalModel(msgspec.Struct, frozen=True, eq=False):
     """Maximum rows of a call. Must be 1 unless rows are proven to be independent."""
     calls: int = 1
     """Maximum number of calls at a time; 0 means any number. Must be 1 unless the model is reentrant."""
+    is_tuned: bool = False
+    """True if calls of ``max_batch`` rows were measured to be fast. Otherwise ``max_batch`` is only a limit."""
 
 
 def guarded(model: LocalModel) -> LocalModel:

@@ -38,6 +38,8 @@ class StageSpec(msgspec.Struct, frozen=True, eq=False):
     """Maximum number of calls that run together."""
     waits: bool = False
     """True if full batches are worth waiting for: a smaller batch runs only when no other call is ready."""
+    size: Callable[[], int] | None = None
+    """The size of full batches at present, at most ``max_batch``; None: always ``max_batch``."""
     limit: int = 0
     """Maximum number of batches at a time; 0 means no limit."""
     movable: object = None
@@ -73,6 +75,11 @@ class StageQueue:
         """Append ``call`` to the queue of its group."""
         self.groups[self.spec.group(call.inputs)].add(call)
 
+    @property
+    def size(self) -> int:
+        """The size of full batches."""
+        return self.spec.max_batch if self.spec.size is None else self.spec.size()
+
     def heads(self, only_started: bool = False) -> Iterator[tuple[Hashable, FairQueue[StageCall], StageCall]]:
         """The call to take next of each group. Removes cancelled calls at the heads of the queues, and empty queues."""
         for group, queue in list(self.groups.items()):
@@ -104,14 +111,14 @@ def take(
         if stage.spec.limit and stage.busy >= stage.spec.limit:
             continue
         for group, queue, call in stage.heads(only_started):
-            is_partial = stage.spec.waits and len(queue) < stage.spec.max_batch
+            is_partial = stage.spec.waits and len(queue) < stage.size
             rank = is_partial, call.item.rank, -stage.depth
             if best is None or rank < best[0]:
                 best = rank, stage, group, call
     if best is None:
         return None
     _, stage, group, first = best
-    queue, batch = stage.groups[group], StageBatch(stage, [], [])
+    queue, batch, size = stage.groups[group], StageBatch(stage, [], []), stage.size
     next_call: StageCall | None = first
     while next_call is not None:
         queue.remove(next_call)
@@ -120,7 +127,7 @@ def take(
             next_call.item.start()
             batch.calls.append(next_call)
             batch.inputs.append(inputs)
-        next_call = queue.first(is_full) if len(batch.calls) < stage.spec.max_batch else None
+        next_call = queue.first(is_full) if len(batch.calls) < size else None
     if not queue:
         del stage.groups[group]
     stage.busy += 1
