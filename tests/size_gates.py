@@ -32,7 +32,7 @@ ROOM_LINES = {
     "online/instances": 3_170,
     "online/repository": 5_290,
     "online/scheduler": 2_965,
-    "online/server": 15_870,
+    "online/server": 15_880,
     "perf": 2_961,
     "pipeline": 7_630,
     "protocol": 430,
