@@ -76,7 +76,7 @@ def test_a_constant_decides_a_condition() -> None:
 
 
 def test_each_element_of_a_list_needs_a_result() -> None:
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"step": "crop_boxes", "in": {"image": "pixels", "boxes": "boxes"}, "out": "crops"},
         {
             "map": "crops",
@@ -119,7 +119,7 @@ def test_the_finding_is_that_of_running_the_pipeline(seed: int) -> None:
     rng = random.Random(seed)
     steps = random_steps(rng)
     output = steps[-1]["out"]
-    needed, kept = {output}, []
+    needed, kept = {output}, list[dict[str, Any]]()
     for step in reversed(steps):
         if step["out"] in needed:
             kept.insert(0, step)
