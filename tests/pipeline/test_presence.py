@@ -76,7 +76,7 @@ def test_a_constant_decides_a_condition() -> None:
 
 
 def test_each_element_of_a_list_needs_a_result() -> None:
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"step": "crop_boxes", "in": {"image": "pixels", "boxes": "boxes"}, "out": "crops"},
         {
             "map": "crops",
@@ -119,7 +119,7 @@ def test_the_finding_is_that_of_running_the_pipeline(seed: int) -> None:
     rng = random.Random(seed)
     steps = random_steps(rng)
     output = steps[-1]["out"]
-    needed, kept = {output}, []
+    needed, kept = {output}, list[dict[str, Any]]()
     for step in reversed(steps):
         if step["out"] in needed:
             kept.insert(0, step)
@@ -137,3 +137,14 @@ def test_the_finding_is_that_of_running_the_pipeline(seed: int) -> None:
         except InvalidArgument:
             failures += 1
     assert bool(failures) == bool(list(absences(made)))
+
+
+def test_many_conditions_are_left_to_the_run() -> None:
+    """Beyond ``MAX_CASES`` combinations nothing is claimed, so packing stays fast; up to there, the absence is found."""
+    for count, found in ((12, 1), (13, 0)):
+        names = [f"c{number}" for number in range(count)]
+        values = ["x", *(f"v{number}" for number in range(count))]
+        steps = [soft(values[n], values[n + 1], f"{name} > 0") for n, name in enumerate(names)]
+        inputs = {"x": {"shape": [3]}, **{name: {"shape": []} for name in names}}
+        changes = pipeline([soft("x", "y")], [values[-1]]) | {"inputs": inputs, "steps": steps}
+        assert len(list(absences(function(**changes)))) == found

@@ -26,11 +26,11 @@ LABELS = {0: "cat", 1: "dog", 2: "owl"}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
-def picture_folder(path: Path, **preprocessing: object) -> None:
-    """A classifier of pictures, with the processor that ``preprocessing`` describes."""
+def picture_folder(path: Path, kind: type = transformers.ViTForImageClassification, **preprocessing: object) -> None:
+    """A model of pictures, with the processor that ``preprocessing`` describes."""
     torch.manual_seed(0)
     config = transformers.ViTConfig(image_size=32, patch_size=8, id2label=LABELS, label2id={}, **SIZES)
-    transformers.ViTForImageClassification(config).save_pretrained(path)
+    kind(config).save_pretrained(path)
     transformers.ViTImageProcessor(**preprocessing).save_pretrained(path)
 
 
@@ -80,6 +80,18 @@ def test_pictures(penstock, folder: Path, preprocessing: dict[str, object]) -> N
     expected = torch.softmax(logits[0], -1).numpy()
     assert found["labels"] == [LABELS[index] for index in np.argsort(-expected)]
     np.testing.assert_allclose(found["scores"], np.sort(expected)[::-1], atol=1e-5)
+
+
+def test_embeddings_of_pictures(penstock, folder: Path) -> None:
+    picture_folder(folder / "model", transformers.ViTModel, size={"height": 32, "width": 32})
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
+    with converted(penstock, "model") as pipeline:
+        found = pipeline(np.asarray(picture))["embedding"]
+    processor = transformers.ViTImageProcessorPil.from_pretrained("model")
+    model = transformers.ViTModel.from_pretrained("model").eval()
+    with torch.no_grad():
+        mean = model(**processor(picture, return_tensors="pt")).last_hidden_state[0].mean(0)
+    np.testing.assert_allclose(found, (mean / mean.norm()).numpy(), atol=1e-5)
 
 
 def test_texts(penstock, folder: Path) -> None:

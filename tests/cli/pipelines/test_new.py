@@ -189,7 +189,7 @@ def test_an_embedding_of_a_picture(penstock, folder: Path) -> None:
         np.testing.assert_allclose(pipeline(file)["embedding"], expected / np.linalg.norm(expected), rtol=1e-4)
     (folder / "flat.onnx").write_bytes(classifier([7], 4).data)
     done = penstock("new", "embedding", "none", "--model", "flat.onnx")
-    assert "this template needs one input: input_ids of a text, or one picture" in done.err
+    assert "this template needs one input: input_ids of a text, or a picture" in done.err
 
 
 @pytest.mark.parametrize(

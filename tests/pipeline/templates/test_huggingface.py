@@ -103,3 +103,14 @@ def test_one_score_is_no_classifier() -> None:
     )
     with pytest.raises(Unsupported, match="at least two classes"):
         from_folder(one, {"0": "LABEL_0"}, {"preprocessor_config.json": CONFIG})
+
+
+def test_an_encoder_of_pictures_gives_embeddings() -> None:
+    states = TensorSpec("last_hidden_state", DataType.FP32, (-1, 17, 16))
+    encoder = msgspec.structs.replace(PICTURES, signature=Signature(PICTURES.signature.inputs, (states,)))
+    crop = {"size": {"shortest_edge": 9}, "do_center_crop": True, "crop_size": {"height": 8, "width": 8}}
+    found = from_folder(encoder, {}, {"preprocessor_config.json": CONFIG | crop})
+    assert (found.kind, found.labels) == ("embedding", ())
+    steps = steps_of(found.text)
+    assert (steps["resize"]["shortest"], steps["crop"]["size"], steps["normalise"]["in"]) == (9, [8, 8], "cropped")
+    assert steps["pool"]["in"] == {"value": "encoded"}

@@ -95,7 +95,12 @@ def empty_picture(given: Given) -> dict[str, Array]:
 
 
 def _image_classifier(given: Given) -> dict[str, Any]:
-    facts = _picture(given, (_SIDE, _SIDE))
+    return _resized_picture(given) | _classes(given)
+
+
+def _resized_picture(given: Given, wanted: str = _PICTURE) -> dict[str, Any]:
+    """Facts about the only input, a picture of one size, with the options of its preprocessing."""
+    facts = _picture(given, (_SIDE, _SIDE), wanted)
     crop = given.options.get("crop", "")
     if crop and not facts["floats"]:
         facts |= {"filled": "cropped", "tensor": "planes" if facts["planes"] else "cropped"}
@@ -105,7 +110,6 @@ def _image_classifier(given: Given) -> dict[str, Any]:
         "filter": "bilinear",
         "crop": crop,
         "sized": sized,
-        **_classes(given),
         **given.options,
     }
 
@@ -193,12 +197,12 @@ def _embedding(given: Given) -> dict[str, Any]:
 
 
 def _embedded_text(given: Given, pools: bool) -> dict[str, Any]:
-    absent = {"floats": False, "planes": False}
+    absent = {"floats": False, "planes": False, "crop": ""}
     return _tokens(given, needs_mask=pools) | absent | {"item": "text", "example": "{text: A sentence.}"}
 
 
 def _embedded_picture(given: Given) -> dict[str, Any]:
-    facts = _picture(given, (_SIDE, _SIDE), "input_ids of a text, or one picture [N, C, H, W] or [N, H, W, C]")
+    facts = _resized_picture(given, f"input_ids of a text, or {_PICTURE}")
     wiring = f"{facts['input']}: {facts['tensor']}"
     return facts | {"wiring": wiring, "item": "picture", "example": "{image: photo.jpg}"}
 

@@ -41,8 +41,8 @@ def from_folder(given: Given, labels: Mapping[str, str], files: Mapping[str, Any
     if scores and problem == "regression":
         raise Unsupported("the model is a regression, whose output is no score of a class")
     names = tuple(labels[key] for key in sorted(labels, key=int))
-    if inputs == {"pixel_values"} and scores:
-        kind, options = "image-classifier", _picture_options(files)
+    if inputs == {"pixel_values"}:
+        kind, options = "image-classifier" if scores else "embedding", _picture_options(files)
     elif "input_ids" in inputs:
         kind, options = "text-classifier" if scores else "embedding", text_options(files)
     else:
