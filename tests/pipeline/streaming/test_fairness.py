@@ -123,6 +123,42 @@ def test_every_entry_is_served_once_and_in_the_order_of_its_flow(events: list[tu
         assert numbers == sorted(numbers)
 
 
+@given(st.integers(2, 40), st.integers(2, 5), st.floats(0.01, 0.1))
+def test_items_of_many_flows_end_one_after_the_other(connections: int, steps: int, cost: float) -> None:
+    bench = Bench([cost] * connections)
+    left: dict[Item, int] = {entry.item: steps for key in range(connections) for entry in bench.add(key)}
+    begun: set[Item] = set()
+    while (entry := bench.queue.first()) is not None:
+        bench.queue.remove(entry)
+        entry.item.start()
+        begun.add(entry.item)
+        bench.flows.charge(entry.item, cost)
+        left[entry.item] -= 1
+        if left[entry.item]:
+            bench.queue.add(entry)
+        else:
+            bench.flows.leave(entry.item)
+            begun.remove(entry.item)
+        assert len(begun) <= 1
+
+
+@given(st.integers(1, 20), st.floats(0.05, 0.2))
+def test_items_of_endless_steps_do_not_keep_their_place(connections: int, cost: float) -> None:
+    bench = Bench([cost] * (connections + 1))
+    for key in range(connections):
+        bench.add(key)
+    work = 0.0
+    while (entry := bench.queue.first()) is not None and entry.key < connections:
+        bench.queue.remove(entry)
+        entry.item.start()
+        bench.flows.charge(entry.item, cost)
+        bench.queue.add(entry)
+        if not work:
+            bench.add(connections)
+        work += cost
+        assert work <= connections * (2 + 2 * cost)
+
+
 class Visit(NamedTuple):
     cost: float
     stays: int

@@ -16,6 +16,9 @@ _S_PER_BYTE = 2e-8
 """Seconds of work that a byte of an item's inputs is expected to need before any item has ended: about those of a JPEG."""
 _WEIGHT = 1 / 8
 """Weight of one item in what is expected of the next."""
+_KEPT_S = 2.0
+"""An item that has been started keeps its place for this many seconds of work. Otherwise, the items of many flows would all be
+half done before any ends."""
 
 
 class Flow:
@@ -93,7 +96,7 @@ class Flows:
 class Item:
     """One item of a flow. Items with lower numbers are older."""
 
-    __slots__ = ("cost_s", "flow", "number", "size")
+    __slots__ = ("_place", "cost_s", "flow", "number", "size")
 
     def __init__(self, number: int, flow: Flow, size: int = 0) -> None:
         """``size`` is that of the item's inputs, in bytes. Among flows that have received equal work, small items start first."""
@@ -101,6 +104,8 @@ class Item:
         self.flow = flow
         self.size = size
         self.cost_s = 0.0
+        self._place: float | None = None
+        """What the flow had received when the item was started."""
 
     @property
     def is_started(self) -> bool:
@@ -110,12 +115,14 @@ class Item:
     @property
     def rank(self) -> tuple[float, int]:
         """The item with the lowest rank goes first."""
-        flow = self.flow
-        expected_s = 0.0 if self.number <= flow.newest else flow.owner.expected_s(self.size)
-        return flow.received + expected_s, self.number
+        if self._place is not None:
+            return self._place + max(0.0, self.cost_s - _KEPT_S), self.number
+        return self.flow.received + self.flow.owner.expected_s(self.size), self.number
 
     def start(self) -> None:
         """Record that a step of the item starts."""
+        if self._place is None:
+            self._place = self.flow.received
         self.flow.newest = max(self.flow.newest, self.number)
 
 
