@@ -19,7 +19,7 @@ from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Value
 from penstock.tensor import Array
-from pipelines import LOCAL, SCORES, WEIGHT
+from pipelines import LOCAL, WEIGHT
 from pipelines import function as function_from
 from random_functions import MODEL, MODELS, Plain, Wiring, expected, function_of, functions, number
 
@@ -219,11 +219,8 @@ def test_the_batch_of_a_model_is_learnt_and_kept(seconds: Callable[[int], float]
         time.sleep(seconds(rows))
         return LOCAL["linear"].forward(inputs)
 
-    stages = Stages(
-        function_from(SCORES.replace("[label, p]", "[label, p, logits]")),
-        {"linear": LocalModel(forward, max_batch=8)},
-        ["logits"],
-    )
+    function = function_from(outputs=["label", "p", "logits"])
+    stages = Stages(function, {"linear": LocalModel(forward, max_batch=8)}, ["logits"])
     features = [np.array([n, -n, n % 7], np.float32) for n in range(150)]
     for _ in range(2):
         calls.clear()
