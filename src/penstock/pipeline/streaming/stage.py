@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -97,12 +97,31 @@ class StageBatch(NamedTuple):
     inputs: list[Inputs]
 
 
-def take(stages: Iterable[StageQueue], newest: float = math.inf) -> StageBatch | None:
+def take(stages: Collection[StageQueue], newest: float = math.inf) -> StageBatch | None:
     """Remove the calls that should run next from their queue; None if no stage can start one.
 
     Full batches and calls that need not wait come first, and among these the oldest item, then the later stage. Calls for items
     after ``newest`` stay in their queues.
     """
+    while (best := _best(stages, newest)) is not None:
+        stage, group = best
+        queue, batch, size = stage.groups[group], StageBatch(stage, [], []), stage.size
+        while queue and len(batch.calls) < size and queue[0].item <= newest:
+            call = queue.popleft()
+            inputs = call.inputs  # read first: another thread may cancel the call now, which empties the inputs
+            if not call.is_cancelled:
+                batch.calls.append(call)
+                batch.inputs.append(inputs)
+        if not queue:
+            del stage.groups[group]
+        if batch.calls:
+            stage.busy += 1
+            return batch
+    return None
+
+
+def _best(stages: Collection[StageQueue], newest: float) -> tuple[StageQueue, Hashable] | None:
+    """The stage and the group of the calls that should run next."""
     best: tuple[tuple[bool, int, int], StageQueue, Hashable] | None = None
     for stage in stages:
         stage.forget_cancelled()
@@ -115,17 +134,4 @@ def take(stages: Iterable[StageQueue], newest: float = math.inf) -> StageBatch |
             rank = is_partial, queue[0].item, -stage.depth
             if best is None or rank < best[0]:
                 best = rank, stage, group
-    if best is None:
-        return None
-    _, stage, group = best
-    queue, batch, size = stage.groups[group], StageBatch(stage, [], []), stage.size
-    while queue and len(batch.calls) < size and queue[0].item <= newest:
-        call = queue.popleft()
-        inputs = call.inputs  # read first: another thread may cancel the call now, which empties the inputs
-        if not call.is_cancelled:
-            batch.calls.append(call)
-            batch.inputs.append(inputs)
-    if not queue:
-        del stage.groups[group]
-    stage.busy += 1
-    return batch
+    return None if best is None else best[1:]
