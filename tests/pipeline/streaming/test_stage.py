@@ -75,3 +75,24 @@ def test_cancelled_calls_are_left_out() -> None:
     assert taken(net) == ("net", [1])
     assert taken(net) is None
     assert first.inputs == {}
+
+
+def test_a_call_that_is_cancelled_while_it_is_taken_does_not_run() -> None:
+    """Another thread cancels calls, without the lock of the stages."""
+
+    def cancelling() -> int:
+        call.cancel()
+        return 1
+
+    call = StageCall(0, {}, lambda _: None)
+    stage = StageQueue(StageSpec("net", lambda _: [], size=cancelling), 0)
+    other = StageQueue(StageSpec("other", lambda _: []), 1)
+    stage.add(call)
+    assert take([stage]) is None
+    assert (stage.busy, dict(stage.groups)) == (0, {})
+    call = StageCall(0, {}, lambda _: None)
+    stage.add(call)
+    other.add(later := StageCall(1, {}, lambda _: None))
+    batch = take([stage, other])
+    assert batch is not None
+    assert (batch.stage, batch.calls) == (other, [later])

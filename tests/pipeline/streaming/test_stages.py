@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Value
 from penstock.tensor import Array
+from pipelines import LOCAL, WEIGHT
+from pipelines import function as function_from
 from random_functions import MODEL, MODELS, Plain, Wiring, expected, function_of, functions, number
 
 
@@ -204,3 +207,26 @@ def test_a_model_may_run_elsewhere(threads: int) -> None:
         "step 's0': three",
         9,
     ]
+
+
+@pytest.mark.parametrize(("seconds", "size"), [(lambda rows: 0.002, 8), (lambda rows: 0.001 * rows**2, 1)])
+def test_the_batch_of_a_model_is_learnt_and_kept(seconds: Callable[[int], float], size: int) -> None:
+    calls: list[int] = []
+
+    def forward(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        rows = len(inputs["x"])
+        calls.append(rows)
+        time.sleep(seconds(rows))
+        return LOCAL["linear"].forward(inputs)
+
+    function = function_from(outputs=["label", "p", "logits"])
+    stages = Stages(function, {"linear": LocalModel(forward, max_batch=8)}, ["logits"])
+    features = [np.array([n, -n, n % 7], np.float32) for n in range(150)]
+    for _ in range(2):
+        calls.clear()
+        told = list(stages.stream({"features": one} for one in features))
+        for one, outputs in zip(features, told, strict=True):
+            assert not isinstance(outputs, PenstockError)
+            np.testing.assert_allclose(outputs["logits"], one @ WEIGHT, rtol=1e-6)
+    assert sum(calls) == 150
+    assert (max(calls), calls.count(size) > len(calls) / 2) == (size, True)

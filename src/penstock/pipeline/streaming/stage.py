@@ -8,7 +8,7 @@ bounded, because the number of items in progress is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -98,7 +98,7 @@ class StageBatch(NamedTuple):
 
 
 def take(
-    stages: Iterable[StageQueue], is_full: bool = False, has_started: Callable[[], bool] = lambda: False
+    stages: Collection[StageQueue], is_full: bool = False, has_started: Callable[[], bool] = lambda: False
 ) -> StageBatch | None:
     """Remove the calls that should run next from their queue; None if no stage can start one.
 
@@ -106,6 +106,28 @@ def take(
     memory ``is_full``, only items that have been started run, or one item if none ``has_started``.
     """
     only_started = is_full and has_started()
+    while (best := _best(stages, only_started)) is not None:
+        stage, group, first = best
+        queue, batch, size = stage.groups[group], StageBatch(stage, [], []), stage.size
+        next_call: StageCall | None = first
+        while next_call is not None:
+            queue.remove(next_call)
+            inputs = next_call.inputs  # read first: another thread may cancel the call now, which empties the inputs
+            if not next_call.is_cancelled:
+                next_call.item.start()
+                batch.calls.append(next_call)
+                batch.inputs.append(inputs)
+            next_call = queue.first(is_full) if len(batch.calls) < size else None
+        if not queue:
+            del stage.groups[group]
+        if batch.calls:
+            stage.busy += 1
+            return batch
+    return None
+
+
+def _best(stages: Collection[StageQueue], only_started: bool) -> tuple[StageQueue, Hashable, StageCall] | None:
+    """The stage and the group of the calls that should run next, and the first of them."""
     best: tuple[tuple[bool, tuple[float, int], int], StageQueue, Hashable, StageCall] | None = None
     for stage in stages:
         if stage.spec.limit and stage.busy >= stage.spec.limit:
@@ -115,20 +137,4 @@ def take(
             rank = is_partial, call.item.rank, -stage.depth
             if best is None or rank < best[0]:
                 best = rank, stage, group, call
-    if best is None:
-        return None
-    _, stage, group, first = best
-    queue, batch, size = stage.groups[group], StageBatch(stage, [], []), stage.size
-    next_call: StageCall | None = first
-    while next_call is not None:
-        queue.remove(next_call)
-        inputs = next_call.inputs  # read first: another thread may cancel the call now, which empties the inputs
-        if not next_call.is_cancelled:
-            next_call.item.start()
-            batch.calls.append(next_call)
-            batch.inputs.append(inputs)
-        next_call = queue.first(is_full) if len(batch.calls) < size else None
-    if not queue:
-        del stage.groups[group]
-    stage.busy += 1
-    return batch
+    return None if best is None else best[1:]
