@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from penstock.cli import options
+from penstock.cli.flags.operators import Ops
 from penstock.cli.interrupts import terminating_cleanly
 from penstock.cli.pipelines.beside import Beside, write_beside
 from penstock.cli.views.model import certificate_lines
@@ -92,9 +93,7 @@ def convert(
             " and kept.",
         ),
     ] = False,
-    ops: Annotated[
-        Path | None, typer.Option(help="Python file that defines operators with @penstock.register_op.")
-    ] = None,
+    ops: Ops = None,
     keep_failed: Annotated[
         bool, typer.Option("--keep-failed", help="Write the ONNX file even if its outputs differ from the source's.")
     ] = False,

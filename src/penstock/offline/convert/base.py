@@ -94,6 +94,8 @@ class Exported(msgspec.Struct, frozen=True):
     random: tuple[str, ...] = ()
     """Operators that give random results, with their places. Outputs that depend on them are not compared."""
     warnings: tuple[str, ...] = ()
+    python_ops: tuple[str, ...] = ()
+    """Names of the operators in Python that the model needs."""
 
 
 class UnsupportedOperator(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import msgspec
 
 from penstock.artifact import Artifact, ProvenanceStep
+from penstock.engines.custom_ops import custom_ops
 from penstock.errors import (
     Code,
     InvalidArgument,
@@ -186,11 +187,13 @@ def _convert(
             on_progress("export", 0, 1)
             with _explained(found, "be exported"):
                 exported = model.export(Path(folder, "model.onnx"), options.opset)
+            needs = _needs(exported, options, is_remote=bool(found.files))
             artifact, repaired = _valid(Path(folder, "model.onnx"), exported)
             certificate = None
             if keywords.get("parity", True):
                 on_progress("compare", 0, 1)
                 certificate = certify(artifact, model, exported, options, seed=keywords.get("seed", 0))
+                certificate = msgspec.structs.replace(certificate, notes=(*needs, *certificate.notes))
             signature = model.signature
         made = Conversion(
             kept(artifact),
@@ -199,7 +202,7 @@ def _convert(
             _opset(artifact),
             signature,
             certificate and _completed(certificate, found, opened.framework, exported, _opset(artifact)),
-            (*opened.notes, *exported.warnings, *repaired),
+            (*opened.notes, *(() if certificate else needs), *exported.warnings, *repaired),
         )
         return _finished(made, found, target, options, keep_failed=keywords.get("keep_failed", False))
 
@@ -319,6 +322,15 @@ def _check_axes(options: ConvertOptions, signature: Signature) -> None:
             )
     for spec in signature.inputs:
         check_declared(spec, options)
+
+
+def _needs(exported: Exported, options: ConvertOptions, *, is_remote: bool) -> tuple[str, ...]:
+    """Says which operators in Python the model needs. If another process exported it, runs their file, because this one lacks them."""
+    if not exported.python_ops:
+        return ()
+    files = {one.name: one.file for one in custom_ops(options.ops if is_remote else None)}
+    listed = ", ".join(f"{name} of '{files.get(name, '')}'" for name in exported.python_ops)
+    return (f"the model is a prototype: it runs only where --ops names the file with its operators in Python, {listed}",)
 
 
 def _valid(path: Path, exported: Exported) -> tuple[Artifact, tuple[str, ...]]:

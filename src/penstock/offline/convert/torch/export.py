@@ -29,11 +29,17 @@ from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, PenstockError, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
-from penstock.offline.convert.custom_ops import CustomOp
+from penstock.engines.custom_ops import CustomOp
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
-from penstock.offline.convert.torch.definitions import WrongDefinition, blaming, check_definitions
+from penstock.offline.convert.torch.definitions import (
+    WrongDefinition,
+    blaming,
+    check_definitions,
+    check_python,
+    in_onnx,
+)
 from penstock.offline.convert.torch.diagnosis import (
     ExportFailure,
     diagnosis,
@@ -138,9 +144,11 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
     if job.module is not None:
         _add_sizes_beyond(job, program)
-    definitions, given = _by_operator(job, "onnx"), _by_operator(job, "torch")
+    definitions, given, python = (_by_operator(job, form) for form in ("onnx", "torch", "python"))
     translations, decompositions = ({key: one.function for key, one in some.items()} for some in (definitions, given))
+    translations |= {key: in_onnx(key, one) for key, one in python.items()}
     check_definitions(program, given)
+    check_python(program, python)
     for is_meant, rule in _RULES:
         if any(map(is_meant, program.graph.nodes)):
             decompositions = {**rule(), **decompositions}
@@ -164,7 +172,9 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     random = links.random_operators(model)
     links.remove_folders(model)
     made.save(target)
-    return Exported("", found, random), links.program_values(made.exported_program)
+    called = {f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes()}
+    needs = tuple(one.name for one in python.values() if one.name in called)
+    return Exported("", found, random, (), needs), links.program_values(made.exported_program)
 
 
 def _translated(job: ExportJob, program: Any, opset: int, translations: Mapping[Any, Any]) -> Any:
