@@ -26,6 +26,10 @@ _NOT_IN_PYTHON = frozenset({DataType.FP16, DataType.BF16, DataType.UINT64})
 """Types with which onnxruntime-extensions ends the process, or changes values."""
 
 
+class OperatorFailed(PenstockError):
+    """An operator in Python raised an error, or returned other types than it declares."""
+
+
 class CustomOp(msgspec.Struct, frozen=True):
     """A definition of an operator."""
 

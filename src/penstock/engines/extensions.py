@@ -17,7 +17,7 @@ import onnxruntime as ort
 from onnxruntime_extensions import PyCustomOpDef, get_library_path
 from onnxruntime_extensions._extensions_pydll import add_custom_op  # `onnx_op` would call the function unguarded
 
-from penstock.engines.custom_ops import CustomOp
+from penstock.engines.custom_ops import CustomOp, OperatorFailed
 from penstock.errors import PenstockError
 from penstock.tensor import Array, DataType, as_bytes
 
@@ -96,12 +96,12 @@ def _called(number: int, inputs: Sequence[Array], attributes: object) -> tuple[o
 
 
 def _outputs(one: CustomOp, found: Any) -> list[Array]:
-    """The arrays that the function returned. Raises PenstockError if they are not what it declares."""
+    """The arrays that the function returned. Raises OperatorFailed if they are not what it declares."""
     arrays = [np.asarray(result) for result in (found if isinstance(found, tuple | list) else [found])]
     kinds = [np.dtype(np.object_) if array.dtype.kind in "SU" else array.dtype for array in arrays]
     if kinds != [kind.dtype for kind in one.outputs]:
         told, wanted = ", ".join(map(str, kinds)), ", ".join(kind.value for kind in one.outputs)
-        raise PenstockError(
+        raise OperatorFailed(
             f"the operator '{one.name}' returned {told}, but declares {wanted}{_place(one)}",
             "return arrays of the types that are given to register_op as outputs",
         )
@@ -114,11 +114,11 @@ def _text(array: Array) -> Array:
     return text.reshape(array.shape)
 
 
-def _failure(one: CustomOp, error: BaseException) -> PenstockError:
+def _failure(one: CustomOp, error: BaseException) -> OperatorFailed:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if one.code and frame.filename == one.code.co_filename]
     raised = f"the operator '{one.name}' raised {type(error).__name__}: {error}"
-    return PenstockError(raised + _place(one, lines[-1] if lines else None), "correct the function, or the inputs")
+    return OperatorFailed(raised + _place(one, lines[-1] if lines else None), "correct the function, or the inputs")
 
 
 def _place(one: CustomOp, line: int | None = None) -> str:
