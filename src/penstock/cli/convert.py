@@ -78,6 +78,9 @@ def convert(
             help="File with the weights: a .caffemodel, or a .safetensors or state_dict file for the module that the function makes."
         ),
     ] = None,
+    signature: Annotated[
+        str, typer.Option(metavar="NAME", help="Signature of a SavedModel. Default: serving_default, or the first one.")
+    ] = "",
     trust_pickle: Annotated[
         bool,
         typer.Option(
@@ -129,6 +132,7 @@ def convert(
         dynamic=dynamic or (),
         opset=opset,
         outputs=outputs or (),
+        signature=signature,
         trust_pickle=trust_pickle,
         isolated=isolated,
         keep_failed=keep_failed,

@@ -19,6 +19,8 @@ import numpy as np
 from penstock.errors import InvalidArgument, NotFound, PenstockError
 from penstock.tensor import DataType
 
+TENSORFLOW = "tf"
+"""The namespace of TensorFlow's operators, which have none in TensorFlow."""
 F = TypeVar("F", bound=Callable[..., Any])
 Form = Literal["torch", "onnx", "python"]
 
@@ -67,7 +69,8 @@ _files: dict[str, None] = {}
 def register_op(
     name: str, form: Form = "torch", *, inputs: Sequence[Any] = (), outputs: Sequence[Any] = ()
 ) -> Callable[[F], F]:
-    """Register the decorated function as the definition of the operator ``name``, such as ``"my_library::clamp_norm"``.
+    """Register the decorated function as the definition of the operator ``name``, such as ``"my_library::clamp_norm"``. The
+    namespace of TensorFlow's operators is ``tf``.
 
     The function takes the operator's arguments. With form ``"torch"``, it computes the operator from other torch operators. With form
     ``"onnx"``, it is a function of onnxscript, which the exporter calls with ONNX values. With form ``"python"``, it takes and returns

@@ -73,6 +73,8 @@ class ConvertKeywords(TypedDict, total=False):
     """Outputs to keep. Without it, all are kept."""
     weights: str | os.PathLike[str]
     """File with the weights, for sources that keep them apart."""
+    signature: str
+    """Signature of a SavedModel. Without it, ``serving_default`` or else the first one is taken."""
     trust_pickle: bool
     """Load formats that can run code. Even then, only names on an allow-list are unpickled."""
     isolated: bool
@@ -227,6 +229,7 @@ def _options(keywords: ConvertKeywords) -> ConvertOptions:
         opset=opset,
         outputs=tuple(_several(keywords.get("outputs", ()))),
         weights=Path(weights) if weights is not None else None,
+        signature=keywords.get("signature", ""),
         trust_pickle=keywords.get("trust_pickle", False),
         ops=Path(ops) if ops is not None else None,
     )
@@ -243,6 +246,10 @@ def _check(source: ResolvedSource, options: ConvertOptions, output: Path | None)
         raise PermissionDenied(
             f"'{source.name}' is a {FORMATS[source.format].title}, and loading it can run code",
             "if you trust its author, add --trust-pickle (in Python: trust_pickle=True)",
+        )
+    if options.signature and source.format != "saved_model":
+        raise InvalidArgument(
+            f"--signature is '{options.signature}', but '{source.name}' is no SavedModel", "leave out --signature"
         )
     for spec in options.inputs:
         array = options.sample.get(spec.name)

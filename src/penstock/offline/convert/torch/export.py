@@ -29,7 +29,7 @@ from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, PenstockError, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
-from penstock.engines.custom_ops import CustomOp, OperatorFailed
+from penstock.engines.custom_ops import TENSORFLOW, CustomOp, OperatorFailed
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
@@ -266,7 +266,8 @@ def _captured(job: ExportJob) -> Any:
 
 def _by_operator(job: ExportJob, form: str) -> dict[Any, CustomOp]:
     """The user's definitions of this form. Raises Unsupported if torch does not have one of all operators."""
-    found = {overload: one for one in job.operators for overload in _overloads(one.name)}
+    ours = (one for one in job.operators if one.domain != TENSORFLOW)
+    found = {overload: one for one in ours for overload in _overloads(one.name)}
     return {operator: one for operator, one in found.items() if one.form == form}
 
 
