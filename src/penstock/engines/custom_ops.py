@@ -24,8 +24,6 @@ TENSORFLOW = "tf"
 F = TypeVar("F", bound=Callable[..., Any])
 Form = Literal["torch", "onnx", "python"]
 
-_NOT_IN_PYTHON = frozenset({DataType.FP16, DataType.BF16, DataType.UINT64})
-"""Types with which onnxruntime-extensions ends the process, or changes values."""
 
 
 class OperatorFailed(PenstockError):
@@ -102,10 +100,10 @@ def _type(name: str, given: Any) -> DataType:
         datatype = DataType.from_numpy(np.dtype(given))
     except (TypeError, PenstockError):
         datatype = None
-    if datatype is None or datatype in _NOT_IN_PYTHON:
+    if datatype is None or datatype in (DataType.FP16, DataType.BF16):  # onnxruntime-extensions ends the process for these types
         raise InvalidArgument(
             f"register_op got the type {given!r} for '{name}', which operators in Python cannot take or return",
-            "use numpy's float32, float64, bool, str, int8 to int64, or uint8 to uint32",
+            "use numpy's float32, float64, int8 to int64, uint8 to uint64, bool or str",
         )
     return datatype
 

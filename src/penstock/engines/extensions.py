@@ -1,7 +1,7 @@
 """Operators in Python: ONNX Runtime calls functions of ``register_op`` through onnxruntime-extensions, which only this file imports.
 
-onnxruntime-extensions ends the process if a function raises an error, and converts values of other types than the declared ones. So
-the functions are called here: if one fails, the operator returns zeros, the run is terminated, and ``reporting`` raises the error.
+onnxruntime-extensions ends the process if a function raises an error, and takes values of other types as the declared ones. So the
+functions are called here: if one fails, the operator returns zeros, the run is terminated, and ``reporting`` raises the error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import onnxruntime as ort
 from onnxruntime_extensions import PyCustomOpDef, get_library_path
 from onnxruntime_extensions._extensions_pydll import add_custom_op  # `onnx_op` would call the function unguarded
 
-from penstock.engines.custom_ops import CustomOp, OperatorFailed
-from penstock.errors import PenstockError
+from penstock.engines.custom_ops import CustomOp, OperatorFailed, custom_ops
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.tensor import Array, DataType, as_bytes
 
 _KINDS = {DataType.FP32: "dt_float", DataType.FP64: "dt_double", DataType.BYTES: "dt_string"}
@@ -41,23 +41,42 @@ class _Run(threading.local):
 _run = _Run()
 
 
-def library(operators: Iterable[CustomOp]) -> str:
-    """The path of the library with ``operators``, to register with the options of a session."""
+def library(needed: Iterable[CustomOp]) -> str:
+    """The path of the library with all registered operators, to add to the options of a session that needs some of them.
+
+    Raises InvalidArgument for an operator whose namespace has been used before. onnxruntime-extensions keeps the operators of a namespace
+    in one vector, and sessions keep pointers into it, which a new element would invalidate.
+    """
+    wanted = {_key(one) for one in needed}
     with _lock:
-        for one in operators:
-            key = (one.name, one.inputs, one.outputs)
+        used = {operator.domain for operator in _operators}
+        for one in (each for each in custom_ops() if each.form == "python"):
+            key = _key(one)
             if key in _defined:
                 _operators[_defined[key]] = one
-                continue
-            _defined[key] = len(_operators)
-            _operators.append(one)
-            made = PyCustomOpDef()
-            made.op_type, made.obj_id, made.attrs = one.name, _defined[key], {}
-            made.input_types, made.output_types = map(_kinds, (one.inputs, one.outputs))
-            _definitions.append(made)
-            add_custom_op(made)
+            elif one.domain not in used:
+                _add(one)
+            elif key in wanted:
+                raise InvalidArgument(
+                    f"'{one.name}' was registered after a model with operators of '{one.domain}' had been loaded",
+                    "register all operators of a namespace, with their final types, before the first model is loaded",
+                )
         PyCustomOpDef.install_hooker(_called)  # a program that uses onnxruntime-extensions itself may have replaced it
     return str(get_library_path())
+
+
+def _key(one: CustomOp) -> tuple[object, ...]:
+    return one.name, one.inputs, one.outputs
+
+
+def _add(one: CustomOp) -> None:
+    _defined[_key(one)] = len(_operators)
+    made = PyCustomOpDef()
+    made.op_type, made.obj_id, made.attrs = one.name, len(_operators), {}
+    made.input_types, made.output_types = map(_kinds, (one.inputs, one.outputs))
+    _operators.append(one)
+    _definitions.append(made)
+    add_custom_op(made)
 
 
 @contextlib.contextmanager
@@ -91,8 +110,13 @@ def _called(number: int, inputs: Sequence[Array], attributes: object) -> tuple[o
         if _run.options is not None:
             _run.options.terminate = True
         shape = inputs[0].shape if inputs else ()
-        outputs = [np.zeros(shape, np.str_ if kind is DataType.BYTES else kind.dtype) for kind in one.outputs]
-    return number, *(part for array in outputs for part in (array.shape, array.reshape(-1).tolist()))
+        outputs = [_text(np.zeros(shape, np.str_)) if kind is DataType.BYTES else np.zeros(shape, kind.dtype) for kind in one.outputs]
+    return number, *(part for array in outputs for part in (array.shape, _elements(array)))
+
+
+def _elements(array: Array) -> Any:
+    """The library copies the memory of an array whose elements have the right size, so it must be contiguous."""
+    return array.reshape(-1).tolist() if array.dtype.hasobject else np.asarray(array, order="C")
 
 
 def _outputs(one: CustomOp, found: Any) -> list[Array]:
