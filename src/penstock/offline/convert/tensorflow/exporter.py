@@ -81,6 +81,8 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
     """The ONNX model, with opset ``opset`` or the newest one that is possible. Raises UnsupportedOperators, Unsupported."""
     if opset < _MIN_OPSET:
         raise Unsupported(f"tf2onnx cannot write opset {opset} reliably", f"use --opset {_MIN_OPSET} or newer")
+    handlers: dict[str, Any] = {name: (_call_function, []) for name in functions.OPERATORS}
+    handlers |= {one.operator: (partial(_call_python, one), []) for one in _in_python().values()}
     with Trouble() as trouble, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TensorFlow's interpreter, which tf2onnx asks for shapes
         try:
@@ -88,8 +90,7 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
                 opset=min(opset, _WRITTEN_OPSET),
                 continue_on_error=True,
                 tensors_to_rename=dict(request.renamed),
-                custom_op_handlers={name: (_call_function, []) for name in functions.OPERATORS}
-                | {one.operator: (partial(_call_python, one), []) for one in _in_python().values()},
+                custom_op_handlers=handlers,
                 extra_opset=[onnx.helper.make_opsetid(domain, 1) for domain in (functions.DOMAIN, TENSORFLOW)],
                 **request.arguments,
             )
