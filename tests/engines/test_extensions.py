@@ -55,7 +55,9 @@ def loaded(operator: str, function: Callable[..., Any], kind: Any = "float32") -
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_type_passes_unchanged(kind: str, rows: int) -> None:
     rng = np.random.default_rng(0)
-    given = np.frombuffer(rng.bytes(rows * 24), "int8" if kind in ("bool", "str") else kind).reshape(rows, -1 if rows else 3)
+    given = np.frombuffer(rng.bytes(rows * 24), "int8" if kind in ("bool", "str") else kind).reshape(
+        rows, -1 if rows else 3
+    )
     if kind == "bool":
         given = given > 0
     if kind == "str":
@@ -79,7 +81,9 @@ def test_types_for_which_the_package_ends_the_process_are_refused(kind: str) -> 
         register_op("test::f", form="python", inputs=["float32"], outputs=[kind])
 
 
-@pytest.mark.parametrize("options", [{"form": "python"}, {"inputs": ["float32"]}, {"form": "onnx", "outputs": ["bool"]}])
+@pytest.mark.parametrize(
+    "options", [{"form": "python"}, {"inputs": ["float32"]}, {"form": "onnx", "outputs": ["bool"]}]
+)
 def test_types_are_given_with_the_form_python_and_only_then(options: Any) -> None:
     with pytest.raises(InvalidArgument, match="types of inputs"):
         register_op("test::f", **options)

@@ -25,7 +25,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Form = Literal["torch", "onnx", "python"]
 
 
-
 class OperatorFailed(PenstockError):
     """An operator in Python raised an error, or returned other types than it declares."""
 
@@ -100,7 +99,10 @@ def _type(name: str, given: Any) -> DataType:
         datatype = DataType.from_numpy(np.dtype(given))
     except (TypeError, PenstockError):
         datatype = None
-    if datatype is None or datatype in (DataType.FP16, DataType.BF16):  # onnxruntime-extensions ends the process for these types
+    if datatype is None or datatype in (
+        DataType.FP16,
+        DataType.BF16,
+    ):  # onnxruntime-extensions ends the process for these types
         raise InvalidArgument(
             f"register_op got the type {given!r} for '{name}', which operators in Python cannot take or return",
             "use numpy's float32, float64, int8 to int64, uint8 to uint64, bool or str",

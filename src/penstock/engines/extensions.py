@@ -44,8 +44,8 @@ _run = _Run()
 def library(needed: Iterable[CustomOp]) -> str:
     """The path of the library with all registered operators, to add to the options of a session that needs some of them.
 
-    Raises InvalidArgument for an operator whose namespace has been used before. onnxruntime-extensions keeps the operators of a namespace
-    in one vector, and sessions keep pointers into it, which a new element would invalidate.
+    Raises InvalidArgument for an operator whose namespace has been used before. onnxruntime-extensions keeps the operators of a
+    namespace in one vector, and sessions keep pointers into it, which a new element would invalidate.
     """
     wanted = {_key(one) for one in needed}
     with _lock:
@@ -105,12 +105,15 @@ def _called(number: int, inputs: Sequence[Array], attributes: object) -> tuple[o
     one = _operators[number]
     try:
         outputs = _outputs(one, one.function(*inputs))
-    except BaseException as error:  # noqa: BLE001 - `reporting` raises it
+    except BaseException as error:
         _run.error = error if isinstance(error, KeyboardInterrupt | PenstockError) else _failure(one, error)
         if _run.options is not None:
             _run.options.terminate = True
         shape = inputs[0].shape if inputs else ()
-        outputs = [_text(np.zeros(shape, np.str_)) if kind is DataType.BYTES else np.zeros(shape, kind.dtype) for kind in one.outputs]
+        outputs = [
+            _text(np.zeros(shape, np.str_)) if kind is DataType.BYTES else np.zeros(shape, kind.dtype)
+            for kind in one.outputs
+        ]
     return number, *(part for array in outputs for part in (array.shape, _elements(array)))
 
 

@@ -442,8 +442,8 @@ def _refusal(artifact: Artifact, error: Exception) -> InvalidModel:
     if unknown := _UNKNOWN.search(reason):
         return InvalidModel(
             f"the model needs the operator '{unknown[1]}::{unknown[2]}', which ONNX Runtime does not have",
-            "if it is in Python, name the file that registers it with --ops of `penstock convert`, `infer` or `serve`, or with ops= of "
-            "penstock.open; `penstock inspect` names the file. Otherwise, export the model again without this operator",
+            "if it is in Python, name the file that registers it with --ops of `penstock convert`, `infer` or `serve`, or with "
+            "ops= of penstock.open; `penstock inspect` names the file. Otherwise, export the model again without this operator",
         )
     hint = "check it with onnx.checker, or export it again"
     if newest := re.search(r"max supported IR version: (\d+)", reason):

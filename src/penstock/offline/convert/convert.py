@@ -337,7 +337,9 @@ def _needs(exported: Exported, options: ConvertOptions, *, is_remote: bool) -> t
         return ()
     files = {one.name: one.file for one in custom_ops(options.ops if is_remote else None)}
     listed = ", ".join(f"{name} of '{files.get(name, '')}'" for name in exported.python_ops)
-    return (f"the model is a prototype: it runs only where --ops names the file with its operators in Python, {listed}",)
+    return (
+        f"the model is a prototype: it runs only where --ops names the file with its operators in Python, {listed}",
+    )
 
 
 def _valid(path: Path, exported: Exported) -> tuple[Artifact, tuple[str, ...]]:

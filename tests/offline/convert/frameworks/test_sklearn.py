@@ -20,7 +20,14 @@ from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import KBinsDiscretizer, MaxAbsScaler, MinMaxScaler, OneHotEncoder, RobustScaler, StandardScaler
+from sklearn.preprocessing import (
+    KBinsDiscretizer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    OneHotEncoder,
+    RobustScaler,
+    StandardScaler,
+)
 from sklearn.tree import DecisionTreeRegressor
 
 from benchmarks.zoo.sklearn import MODELS, rows
@@ -78,7 +85,9 @@ def test_bins_are_those_of_scikit_learn_also_at_their_edges(encode: str, width: 
     edges[:, 1] = 3.0
     features = np.concatenate([np.nextafter(edges, -9), edges, np.nextafter(edges, 9)]).astype(width)
     features = np.concatenate([features, np.nextafter(features, width(-9)), np.nextafter(features, width(9))])
-    source = CONVERTER.open(model, ConvertOptions(inputs=(InputSpec("x", DataType.from_numpy(np.dtype(width)), ("N", 3)),)))
+    source = CONVERTER.open(
+        model, ConvertOptions(inputs=(InputSpec("x", DataType.from_numpy(np.dtype(width)), ("N", 3)),))
+    )
     source.export(tmp_path / "model.onnx", 21)
     (found,) = run(onnx.load(tmp_path / "model.onnx"), {"x": features}).values()
     np.testing.assert_array_equal(found, source.forward({"x": features})["transformed"])

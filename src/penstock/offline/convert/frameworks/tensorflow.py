@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 from tf2onnx import tf_loader
 
+from penstock.engines.custom_ops import run_file
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, TensorLink
-from penstock.engines.custom_ops import run_file
 from penstock.offline.convert.declarations import chosen_outputs, free_axes
 from penstock.offline.convert.tensorflow import exporter, keras, sources
 from penstock.offline.convert.tensorflow import links as linking

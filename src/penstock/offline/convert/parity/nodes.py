@@ -271,7 +271,9 @@ class Nodes:
             kernel = self._engine(index, inputs, node)
         except Unsupported:  # sequences
             kernel = self._reference(index, inputs, node)
-        return _widening(kernel) if precise else kernel  # some operators, such as OneHotEncoder, make FP32 of other types
+        return (
+            _widening(kernel) if precise else kernel
+        )  # some operators, such as OneHotEncoder, make FP32 of other types
 
     def _summed(self, index: int, inputs: Values, ensemble: TreeEnsemble) -> _Kernel:
         """The sums of ``ensemble`` in double precision. A run notes their rounding in ``sum_errors``."""

@@ -62,7 +62,9 @@ class Trouble(logging.Handler):
             name, _, summary = record.args  # type: ignore[misc]
             reason = shortened(str(record.exc_info[1]), 200) if record.exc_info else ""
             op = str(summary).partition("OP=")[2].split("\n")[0] or "an operator"
-            self.operators.append(UnsupportedOperator(op, layer_of(str(name)), f"{_WAY_OUT.format(op)}; tf2onnx says: {reason}"))
+            self.operators.append(
+                UnsupportedOperator(op, layer_of(str(name)), f"{_WAY_OUT.format(op)}; tf2onnx says: {reason}")
+            )
 
     def __enter__(self) -> Self:
         logger = logging.getLogger("tf2onnx")

@@ -25,11 +25,11 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from penstock.artifact import Artifact
+from penstock.engines.custom_ops import TENSORFLOW, CustomOp, OperatorFailed
 from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, PenstockError, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
-from penstock.engines.custom_ops import TENSORFLOW, CustomOp, OperatorFailed
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
