@@ -20,6 +20,7 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from penstock.artifact import Artifact
     from penstock.bundle.evidence import CandidateRecord
+    from penstock.engines.custom_ops import register_op
     from penstock.errors import PenstockError
     from penstock.offline.build import BuildResult, Compression, Recipe, build
     from penstock.offline.compress.functions import compress
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
     from penstock.offline.convert.certificate import Certificate
     from penstock.offline.convert.convert import Conversion, convert
-    from penstock.offline.convert.custom_ops import register_op
     from penstock.offline.judge.contract import Contract
     from penstock.offloading.offloaded import OffloadedModel, OffloadOptions, offload
     from penstock.online.instances.python.typed import Tensor, model
@@ -90,7 +90,7 @@ _HOMES = {
     "model": "penstock.online.instances.python.typed",
     "offload": "penstock.offloading.offloaded",
     "open": "penstock.runtime",
-    "register_op": "penstock.offline.convert.custom_ops",
+    "register_op": "penstock.engines.custom_ops",
 }
 
 

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from penstock.cli import options
+from penstock.cli.flags.operators import Ops
 from penstock.cli.interrupts import terminating_cleanly
 from penstock.cli.pipelines.beside import Beside, write_beside
 from penstock.cli.views.model import certificate_lines
@@ -77,6 +78,9 @@ def convert(
             help="File with the weights: a .caffemodel, or a .safetensors or state_dict file for the module that the function makes."
         ),
     ] = None,
+    signature: Annotated[
+        str, typer.Option(metavar="NAME", help="Signature of a SavedModel. Default: serving_default, or the first one.")
+    ] = "",
     trust_pickle: Annotated[
         bool,
         typer.Option(
@@ -92,9 +96,7 @@ def convert(
             " and kept.",
         ),
     ] = False,
-    ops: Annotated[
-        Path | None, typer.Option(help="Python file that defines operators with @penstock.register_op.")
-    ] = None,
+    ops: Ops = None,
     keep_failed: Annotated[
         bool, typer.Option("--keep-failed", help="Write the ONNX file even if its outputs differ from the source's.")
     ] = False,
@@ -130,6 +132,7 @@ def convert(
         dynamic=dynamic or (),
         opset=opset,
         outputs=outputs or (),
+        signature=signature,
         trust_pickle=trust_pickle,
         isolated=isolated,
         keep_failed=keep_failed,

@@ -17,6 +17,7 @@ from penstock.bundle.evidence import Evidence
 from penstock.bundle.open import is_pipeline, may_be_bundle, open_bundle, open_model
 from penstock.bundle.titles import variant_title
 from penstock.cli import options
+from penstock.cli.flags.operators import Ops, run_operators
 from penstock.cli.flags.sources import runnable
 from penstock.cli.views.answers import infer_pipeline
 from penstock.cli.views.tables import make_console
@@ -89,6 +90,7 @@ def infer(
         bool, typer.Option("--trust-labels", help="Accept labels on which the model is no better than chance.")
     ] = False,
     allow_python: options.AllowPython = False,
+    ops: Ops = None,
     parents: options.Parents = False,
     json: options.Json = False,
 ) -> None:
@@ -108,6 +110,7 @@ def infer(
       penstock infer digits.bundle --inputs test.npz --outputs answers.npz --json
     """
     options.check_folders([outputs, draw], parents)
+    run_operators(ops)
     if is_pipeline(bundle):
         if inputs is not None or outputs is not None:
             raise InvalidArgument(f"'{bundle}' is a pipeline, which takes files", f"penstock infer {bundle} FILE")

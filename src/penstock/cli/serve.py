@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from penstock.artifact import listed
+from penstock.cli.flags.operators import Ops, run_operators
 from penstock.cli.flags.server_options import ServerSettings, with_server_options
 from penstock.cli.flags.sources import runnable
 from penstock.online.repository.layout import check_filled
@@ -27,6 +28,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    ops: Ops = None,
     json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Serve bundles and models over the Open Inference Protocol (KServe v2): HTTP, gRPC, shared memory.
@@ -51,6 +53,7 @@ def serve(
         text = f"ready {' '.join(where)} models={','.join(ready.models)}"
         typer.echo(msgspec.json.encode(ready).decode() if json else text)
 
+    run_operators(ops)
     config = given.server.config
     if config.model_control_mode == "none" and config.exit_on_error and not targets:
         check_filled(map(Path, config.model_repository))  # no model could appear later

@@ -30,8 +30,10 @@ from penstock.engines.base import (
     run_error,
     typed_options,
 )
+from penstock.engines.custom_ops import python_ops
 from penstock.errors import (
     DeadlineExceeded,
+    EngineUnavailable,
     InvalidArgument,
     InvalidConfig,
     InvalidModel,
@@ -48,6 +50,9 @@ _BY_ORT_TYPE = {f"tensor({_ORT_NAMES.get(each, each.dtype.name)})": each for eac
 
 _MAPS = re.compile(r"seq\(map\((?:int64|string),(tensor\(\w+\))\)\)")
 """The type of an output with one map per row. Classifiers with ZipMap return their probabilities in this form."""
+
+_UNKNOWN = re.compile(r"(?:Fatal error: )?([^\s:]+):(\S+)\(-?\d+\) is not a registered function/op")
+"""The error about an operator that ONNX Runtime does not have."""
 
 _GRAPH_LEVELS = {
     "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -114,6 +119,7 @@ class OnnxRuntimeEngine(OptionsEngine):
             raise InvalidConfig(finding.message, finding.hint)
         refuse_errors(check_artifact(artifact, self.formats))
         session_options = _session_options(typed)
+        extensions = _extensions(artifact, session_options)
         if not self._machine.has_integer_dot_product:
             # Without this option, ONNX Runtime adds pairs of products in 16 bits on this CPU, which saturates silently if weights
             # exceed 64. On CPUs with a dot product for integers, the option would only select slower kernels.
@@ -130,6 +136,8 @@ class OnnxRuntimeEngine(OptionsEngine):
             raise Unavailable(
                 f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
             )
+        if extensions is not None:
+            return PythonOpsModel(session, typed.arena, extensions)
         model = OnnxRuntimeModel(session, typed.arena)
         is_steady = typed.providers == ("CPUExecutionProvider",) and not has_control_flow(artifact.data)
         model.predictable = model.predictable and is_steady
@@ -231,6 +239,25 @@ class OnnxRuntimeModel(LoadedModel):
         return [_from_value(value) for value in values]
 
 
+class PythonOpsModel(OnnxRuntimeModel):
+    """A session with operators in Python, which hold the interpreter lock, and need not be reentrant."""
+
+    reentrant = False
+
+    def __init__(self, session: ort.InferenceSession, has_arena: bool, extensions: Any) -> None:
+        super().__init__(session, has_arena)
+        self.predictable = False
+        self._extensions = extensions
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        options = self._run_options = self._run_options or ort.RunOptions()
+        try:
+            with self._extensions.reporting(options):
+                return super().forward(inputs)
+        finally:
+            self._run_options = None
+
+
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
     """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so a run is started and terminated.
 
@@ -303,6 +330,19 @@ def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
     # Otherwise products with weights that are stored as integers also round their activations to INT8, which the model does not say.
     session_options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     return session_options
+
+
+def _extensions(artifact: Artifact, options: ort.SessionOptions) -> Any:
+    """Add the operators in Python that ``artifact`` may need to ``options``. Returns the module that calls them; None without any."""
+    if not (operators := python_ops(artifact.data)):
+        return None
+    try:
+        from penstock.engines import extensions  # noqa: PLC0415 - its package is optional
+    except ImportError as error:
+        raise EngineUnavailable("onnxruntime-extensions", "penstock[extensions]", reason=str(error)) from error
+    options.register_custom_ops_library(extensions.library(operators))
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    return extensions
 
 
 def _spec(value: Any) -> TensorSpec:
@@ -399,6 +439,12 @@ def _refusal(artifact: Artifact, error: Exception) -> InvalidModel:
     reason = _reason(error)
     if missing := re.search(r'data path does not exist: "(.+)"', reason):
         return missing_data(artifact, missing[1])
+    if unknown := _UNKNOWN.search(reason):
+        return InvalidModel(
+            f"the model needs the operator '{unknown[1]}::{unknown[2]}', which ONNX Runtime does not have",
+            "if it is in Python, name the file that registers it with --ops of `penstock convert`, `infer` or `serve`, or with "
+            "ops= of penstock.open; `penstock inspect` names the file. Otherwise, export the model again without this operator",
+        )
     hint = "check it with onnx.checker, or export it again"
     if newest := re.search(r"max supported IR version: (\d+)", reason):
         hint = (

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
 from penstock.artifact import Artifact
+from penstock.engines.custom_ops import python_ops
 from penstock.errors import PenstockError
 from penstock.offline.model_store import keep_models
 from penstock.offline.sessions import loaded
@@ -51,8 +52,11 @@ class Apart:
     def call(self, function: Callable[..., T], *arguments: object, patience_s: float | None = None) -> T:
         """Call a function of a module in the child process, and return its result.
 
-        Raises PenstockError if the function raises it, ends its process, or runs longer than ``patience_s``.
+        A model with operators in Python runs in this process, which has them. Raises PenstockError if the function raises it, ends
+        its process, or runs longer than ``patience_s``.
         """
+        if any(isinstance(one, Artifact) and python_ops(one.data) for one in arguments):
+            return function(*arguments)
         with self._lock:
             try:
                 message, result = self._ask((_folder(), function, arguments), patience_s)

@@ -8,9 +8,9 @@ import pytest
 
 import penstock
 from penstock.artifact import Artifact
+from penstock.engines.custom_ops import custom_ops
 from penstock.errors import InvalidArgument, NotFound, Unsupported
 from penstock.offline.convert.base import ConvertOptions, InputSpec, UnsupportedOperators
-from penstock.offline.convert.custom_ops import custom_ops
 from penstock.offline.sessions import loaded
 from penstock.tensor import DataType
 
@@ -61,7 +61,7 @@ ONNX = """
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):
-    monkeypatch.setattr("penstock.offline.convert.custom_ops._registered", {})
+    monkeypatch.setattr("penstock.engines.custom_ops._registered", {})
 
 
 def opened(text, tmp_path, module=None):

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.pipeline.executor import Told
 from penstock.pipeline.streaming.batch_size import BatchSize
+from penstock.pipeline.streaming.fairness import Flow, Flows, Item
 from penstock.pipeline.streaming.stage import Inputs, StageCall, StageQueue, StageSpec, take
 
 
@@ -105,17 +106,17 @@ def test_several_threads_decide_once() -> None:
 
 
 def test_a_stage_takes_batches_of_the_present_size() -> None:
-    rows = [4]
+    rows, flow = [4], Flow(Flows())
     stage = StageQueue(StageSpec("net", nothing, max_batch=4, waits=True, size=lambda: rows[0]), 0)
     other = StageQueue(StageSpec("decode", nothing), 0)
     for number in range(3):
-        stage.add(StageCall(number, {}, lambda _: None))
-    other.add(StageCall(9, {}, lambda _: None))
+        stage.add(StageCall(Item(number, flow), {}, lambda _: None))
+    other.add(StageCall(Item(9, flow), {}, lambda _: None))
     batch = take([stage, other])
     assert batch is not None
     assert batch.stage is other  # three calls do not fill a batch of four
     rows[0] = 2
-    other.add(StageCall(9, {}, lambda _: None))
+    other.add(StageCall(Item(9, flow), {}, lambda _: None))
     batch = take([stage, other])
     assert batch is not None
-    assert (batch.stage, [call.item for call in batch.calls]) == (stage, [0, 1])
+    assert (batch.stage, [call.item.number for call in batch.calls]) == (stage, [0, 1])

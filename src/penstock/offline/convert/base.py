@@ -59,6 +59,8 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     """File with the weights, for sources that keep them apart."""
     trust_pickle: bool = False
     """Load formats that can run code. Even then, only names on an allow-list are unpickled."""
+    signature: str = ""
+    """The signature of a SavedModel. Empty: ``serving_default``, or the first."""
     ops: Path | None = None
     """Python file with ``@penstock.register_op`` definitions."""
 
@@ -99,6 +101,8 @@ class Exported(msgspec.Struct, frozen=True):
     weight, unless a batch normalisation was folded into it."""
     has_parts: bool = False
     """True if ``FrameworkModel.values`` also takes intermediate values, by their names, in place of the inputs before them."""
+    python_ops: tuple[str, ...] = ()
+    """Names of the operators in Python that the model needs."""
 
 
 class UnsupportedOperator(msgspec.Struct, frozen=True):

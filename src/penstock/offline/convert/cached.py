@@ -43,6 +43,7 @@ _OPTIONS = {
     "--opset": "VERSION",
     "--outputs": "NAME",
     "--sample": "FILE.npz",
+    "--signature": "NAME",
     "--trust-pickle": "",
     "--weights": "FILE",
 }

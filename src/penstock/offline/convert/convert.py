@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import msgspec
 
 from penstock.artifact import Artifact, ProvenanceStep
+from penstock.engines.custom_ops import custom_ops
 from penstock.errors import (
     Code,
     InvalidArgument,
@@ -72,6 +73,8 @@ class ConvertKeywords(TypedDict, total=False):
     """Outputs to keep. Without it, all are kept."""
     weights: str | os.PathLike[str]
     """File with the weights, for sources that keep them apart."""
+    signature: str
+    """Signature of a SavedModel. Without it, ``serving_default`` or else the first one is taken."""
     trust_pickle: bool
     """Load formats that can run code. Even then, only names on an allow-list are unpickled."""
     isolated: bool
@@ -186,11 +189,13 @@ def _convert(
             on_progress("export", 0, 1)
             with _explained(found, "be exported"):
                 exported = model.export(Path(folder, "model.onnx"), options.opset)
+            needs = _needs(exported, options, is_remote=bool(found.files))
             artifact, repaired = _valid(Path(folder, "model.onnx"), exported)
             certificate = None
             if keywords.get("parity", True):
                 on_progress("compare", 0, 1)
                 certificate = certify(artifact, model, exported, options, seed=keywords.get("seed", 0))
+                certificate = msgspec.structs.replace(certificate, notes=(*needs, *certificate.notes))
             signature = model.signature
         made = Conversion(
             kept(artifact),
@@ -199,7 +204,7 @@ def _convert(
             _opset(artifact),
             signature,
             certificate and _completed(certificate, found, opened.framework, exported, _opset(artifact)),
-            (*opened.notes, *exported.warnings, *repaired),
+            (*opened.notes, *(() if certificate else needs), *exported.warnings, *repaired),
         )
         return _finished(made, found, target, options, keep_failed=keywords.get("keep_failed", False))
 
@@ -224,6 +229,7 @@ def _options(keywords: ConvertKeywords) -> ConvertOptions:
         opset=opset,
         outputs=tuple(_several(keywords.get("outputs", ()))),
         weights=Path(weights) if weights is not None else None,
+        signature=keywords.get("signature", ""),
         trust_pickle=keywords.get("trust_pickle", False),
         ops=Path(ops) if ops is not None else None,
     )
@@ -240,6 +246,10 @@ def _check(source: ResolvedSource, options: ConvertOptions, output: Path | None)
         raise PermissionDenied(
             f"'{source.name}' is a {FORMATS[source.format].title}, and loading it can run code",
             "if you trust its author, add --trust-pickle (in Python: trust_pickle=True)",
+        )
+    if options.signature and source.format != "saved_model":
+        raise InvalidArgument(
+            f"--signature is '{options.signature}', but '{source.name}' is no SavedModel", "leave out --signature"
         )
     for spec in options.inputs:
         array = options.sample.get(spec.name)
@@ -319,6 +329,17 @@ def _check_axes(options: ConvertOptions, signature: Signature) -> None:
             )
     for spec in signature.inputs:
         check_declared(spec, options)
+
+
+def _needs(exported: Exported, options: ConvertOptions, *, is_remote: bool) -> tuple[str, ...]:
+    """Says which operators in Python the model needs. If another process exported it, runs their file, because this one lacks them."""
+    if not exported.python_ops:
+        return ()
+    files = {one.name: one.file for one in custom_ops(options.ops if is_remote else None)}
+    listed = ", ".join(f"{name} of '{files.get(name, '')}'" for name in exported.python_ops)
+    return (
+        f"the model is a prototype: it runs only where --ops names the file with its operators in Python, {listed}",
+    )
 
 
 def _valid(path: Path, exported: Exported) -> tuple[Artifact, tuple[str, ...]]:

@@ -99,7 +99,7 @@ def declared_input(name: str, options: ConvertOptions, known: Sequence[int | str
 
 
 def check_declared(spec: TensorSpec, options: ConvertOptions) -> None:
-    """Raise InvalidArgument if the model's input ``spec`` has a size of its own where the user declares another one, or a free one."""
+    """Raise InvalidArgument if the model's input ``spec`` does not have the sizes and free dimensions that the user declares."""
     shape = next((one.shape for one in options.inputs if one.name == spec.name), None)
     dims: dict[int, int | str] = {**dict(enumerate(shape or ())), **options.dynamic.get(spec.name, {})}
     rank = len(spec.shape)
@@ -111,8 +111,15 @@ def check_declared(spec: TensorSpec, options: ConvertOptions) -> None:
         )
     for axis, dim in dims.items():
         size = spec.shape[axis]
-        if size < 0 or dim == size:
+        if dim == size or (size < 0 and isinstance(dim, str)):
             continue
+        if size < 0:
+            text = f"{spec.name}[{','.join(map(str, [*spec.shape[:axis], dim, *spec.shape[axis + 1 :]]))}]"
+            raise InvalidArgument(
+                f"axis {axis} of input '{spec.name}' is declared as the size {dim}, but the model leaves it free",
+                "write a name in place of the size; the ONNX model can then be given the size with "
+                f"`penstock convert MODEL.onnx --inputs '{text}'`",
+            )
         wanted = f"the size {dim}" if isinstance(dim, int) else f"free ('{dim}')"
         raise InvalidArgument(
             f"axis {axis} of input '{spec.name}' is declared as {wanted}, but the model fixes its size to {size}",

@@ -51,6 +51,8 @@ class Load(msgspec.Struct, tag=True):
     """``Artifact.name``."""
     beside: tuple[FileEntry, ...] = ()
     """``Artifact.beside``, the model's other files. If ``path`` is empty, their contents follow the bytes of the main file."""
+    operators: tuple[str, ...] = ()
+    """The user's files with operators in Python."""
 
 
 class Loaded(msgspec.Struct, tag=True):

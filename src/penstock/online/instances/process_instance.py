@@ -18,6 +18,7 @@ from typing import Self
 from penstock.artifact import Artifact
 from penstock.clock import Clock, SystemClock
 from penstock.engines.base import LoadedModel, Options
+from penstock.engines.custom_ops import files
 from penstock.errors import Code, PenstockError, Unavailable
 from penstock.online.instances.process_channel import Failed, Forward, Forwarded, Load, Loaded, Message
 from penstock.online.instances.process_child import WORKER, ProcessChild
@@ -94,7 +95,7 @@ class ModelProcess:
         halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""
         facts = artifact.format.value, artifact.digest, path
-        message = Load(engine, *facts, dict(options), tuple(cores), artifact.name, artifact.beside)
+        message = Load(engine, *facts, dict(options), tuple(cores), artifact.name, artifact.beside, files())
         model = cls(message, model_file, timeout_s, clock or SystemClock())
         try:
             halt.hold(model)

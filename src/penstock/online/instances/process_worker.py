@@ -19,6 +19,7 @@ from pathlib import Path
 
 from penstock.artifact import Artifact, Format
 from penstock.engines.base import LoadedModel
+from penstock.engines.custom_ops import run_file
 from penstock.engines.registry import get_engine
 from penstock.online.instances.process_channel import Channel, Failed, Forward, Forwarded, Load, Loaded
 from penstock.online.instances.tensor_arena import TensorArena
@@ -50,6 +51,8 @@ def _answer_calls(
     channel: Channel, load: Load, read_artifact: Callable[[], Artifact], arenas: Sequence[TensorArena]
 ) -> None:
     try:
+        for file in load.operators:
+            run_file(Path(file))
         model = get_engine(load.engine).load(read_artifact(), load.options)
     except Exception as error:  # noqa: BLE001 - the parent raises it
         channel.send(Failed.of(error))

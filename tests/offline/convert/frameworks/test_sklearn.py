@@ -18,10 +18,17 @@ from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import BaggingRegressor, GradientBoostingClassifier, RandomForestClassifier, VotingClassifier
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, OneHotEncoder, RobustScaler, StandardScaler
+from sklearn.preprocessing import (
+    KBinsDiscretizer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    OneHotEncoder,
+    RobustScaler,
+    StandardScaler,
+)
 from sklearn.tree import DecisionTreeRegressor
 
 from benchmarks.zoo.sklearn import MODELS, rows
@@ -66,6 +73,38 @@ def test_a_tree_behind_a_scaler_takes_the_same_branches(scaler: Any, tmp_path: P
 )
 def test_more_estimators(model: Any, tmp_path: Path) -> None:
     assert_same("sklearn", model.fit(X, Y > 0), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Feature 1 is constant")
+@pytest.mark.parametrize("width", [np.float32, np.float64])
+@pytest.mark.parametrize("encode", ["ordinal", "onehot", "onehot-dense"])
+def test_bins_are_those_of_scikit_learn_also_at_their_edges(encode: str, width: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(100, 3))
+    x[:, 1] = 3.0  # a single bin
+    model = KBinsDiscretizer([4, 2, 5], encode=encode, strategy="quantile").fit(x)
+    edges = np.stack([np.resize(one, 6) for one in model.bin_edges_], axis=1)
+    edges[:, 1] = 3.0
+    features = np.concatenate([np.nextafter(edges, -9), edges, np.nextafter(edges, 9)]).astype(width)
+    features = np.concatenate([features, np.nextafter(features, width(-9)), np.nextafter(features, width(9))])
+    source = CONVERTER.open(
+        model, ConvertOptions(inputs=(InputSpec("x", DataType.from_numpy(np.dtype(width)), ("N", 3)),))
+    )
+    source.export(tmp_path / "model.onnx", 21)
+    (found,) = run(onnx.load(tmp_path / "model.onnx"), {"x": features}).values()
+    np.testing.assert_array_equal(found, source.forward({"x": features})["transformed"])
+    assert found.dtype == width
+
+
+@pytest.mark.parametrize("step", [OneHotEncoder(), KBinsDiscretizer(4, encode="onehot", strategy="uniform")], ids=str)
+def test_the_rounding_of_a_linear_model_behind_whole_numbers_is_expected(step: Any) -> None:
+    """The weights are attributes, whose rounding no noise on inputs of 0 and 1 shows."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 4, size=(200, 3)).astype(np.float32)
+    for seed in range(5):
+        model = make_pipeline(step, Ridge()).fit(x, rng.normal(size=200))
+        done = convert(model, inputs="x:float32[N,3]", seed=seed)
+        assert done.certificate is not None
+        assert done.certificate.holds, done.certificate.text
 
 
 def test_an_imputer_with_an_indicator_is_diagnosed() -> None:

@@ -16,6 +16,7 @@ from conversions import assert_same
 from penstock.errors import Unsupported
 from penstock.offline.convert.tables.estimators import read_trees, write_text
 from penstock.offline.convert.tables.forest import GraphWriter
+from penstock.tensor import DataType
 
 TEXTS = [
     "the cat sat on the mat",
@@ -60,7 +61,7 @@ def test_text_gives_the_same_numbers(vectorizer: Any, tmp_path: Path) -> None:
 def test_text_that_would_change_is_refused(options: dict[str, Any], message: str) -> None:
     vectorizer = CountVectorizer(**options).fit([*TEXTS, "cats"])
     with pytest.raises(Unsupported, match=message) as raised:
-        write_text(vectorizer, GraphWriter(), "text")
+        write_text(vectorizer, GraphWriter(), "text", DataType.BYTES)
     assert raised.value.hint
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tf2onnx")
 tf = pytest.importorskip("tensorflow")
 
-from penstock.errors import Unsupported  # noqa: E402
+from penstock.errors import InvalidArgument, Unsupported  # noqa: E402
 from penstock.offline.convert.base import UnsupportedOperators  # noqa: E402
 from tensorflow_conversions import opened  # noqa: E402
 
@@ -40,6 +40,41 @@ def test_an_operator_from_the_users_file_is_used(folder: Path, tmp_path: Path) -
     model = opened("saved_unsupported", folder, ops=ops, outputs=("root",))
     model.export(tmp_path / "model.onnx", 21)
     assert [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node] == ["Identity"]
+
+
+IN_PYTHON = """
+import numpy as np, penstock
+
+@penstock.register_op("tf::BesselI0e", form="{form}", inputs=["{kind}"], outputs=["float32"])
+def bessel(x):
+    return (np.i0(x) * np.exp(-np.abs(x))).astype(np.float32)
+"""
+
+
+@pytest.fixture
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engines.custom_ops._registered", {})
+
+
+@pytest.mark.usefixtures("_forget")
+def test_an_operator_in_python_becomes_a_node(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(IN_PYTHON.format(form="python", kind="float32"))
+    model = opened("saved_unsupported", folder, ops=tmp_path / "ops.py", outputs=("root",))
+    assert model.export(tmp_path / "model.onnx", 21).python_ops == ("tf::BesselI0e",)
+    (node,) = onnx.load(tmp_path / "model.onnx").graph.node
+    assert (node.domain, node.op_type, len(node.attribute)) == ("tf", "BesselI0e", 0)
+
+
+@pytest.mark.usefixtures("_forget")
+def test_wrong_definitions_of_operators_in_python_are_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(IN_PYTHON.format(form="python", kind="float64"))
+    model = opened("saved_unsupported", folder, ops=tmp_path / "ops.py", outputs=("root",))
+    with pytest.raises(UnsupportedOperators) as caught:
+        model.export(tmp_path / "model.onnx", 21)
+    assert "'tf::BesselI0e' in ops.py declares other inputs than the graph has, FLOAT" in caught.value.hint
+    (tmp_path / "ops.py").write_text("import penstock\npenstock.register_op('tf::BesselI0e')(print)")
+    with pytest.raises(InvalidArgument, match="with the form 'torch'"):
+        opened("saved_unsupported", folder, ops=tmp_path / "ops.py").export(tmp_path / "model.onnx", 21)
 
 
 def test_old_opsets_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -47,6 +47,20 @@ def test_options_that_contradict_the_model_are_rejected(options: Any, message: s
         opened("keras_cnn", folder, **options)
 
 
+def test_a_signature_can_be_chosen(tmp_path: Path) -> None:
+    module = tf.Module()
+    spec = tf.TensorSpec((None, 3), tf.float32, "x")
+    module.double = tf.function(lambda x: {"twice": x + x}, input_signature=[spec])
+    module.square = tf.function(lambda x: {"squared": x * x}, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "saved"), {"double": module.double, "square": module.square})
+    for wanted, output in (("", "twice"), ("double", "twice"), ("square", "squared")):
+        model = CONVERTER.open(tmp_path / "saved", ConvertOptions(signature=wanted))
+        assert model.signature.output_names == [output]
+    with pytest.raises(InvalidArgument, match="no signature 'cube'") as caught:
+        CONVERTER.open(tmp_path / "saved", ConvertOptions(signature="cube"))
+    assert caught.value.hint == "its signatures are double, square"
+
+
 def test_a_graph_with_variables_is_not_frozen(tmp_path: Path) -> None:
     with tf.compat.v1.Graph().as_default() as graph:
         tf.compat.v1.get_variable("weight", [2], use_resource=True)

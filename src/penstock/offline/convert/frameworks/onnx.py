@@ -11,6 +11,7 @@ import onnx
 
 from penstock.artifact import Artifact, Format, format_of, local_path
 from penstock.engines.base import LoadedModel
+from penstock.engines.custom_ops import custom_ops
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, PenstockError, Unsupported
 from penstock.offline.convert.base import (
@@ -44,6 +45,7 @@ class OnnxConverter:
     version: str = onnx.__version__
 
     def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
+        custom_ops(options.ops)
         return OnnxSource(_artifact(source), options)
 
 
@@ -110,7 +112,8 @@ class OnnxSource:
             f"{node.op_type} '{node.name or node.output[0]}'" for node in nodes_of(converted) if node.op_type in RANDOM
         ]
         exporter = "onnx.version_converter" if version < opset else "unchanged, onnx"
-        return Exported(f"{exporter} {onnx.__version__}", tuple(links), tuple(random), tuple(warnings))
+        needs = tuple(sorted({f"{node.domain}::{node.op_type}" for node in nodes_of(converted)} & _in_python()))
+        return Exported(f"{exporter} {onnx.__version__}", tuple(links), tuple(random), tuple(warnings), needs)
 
     def close(self) -> None:
         self._model.unload()
@@ -138,7 +141,10 @@ def _choose(proto: onnx.ModelProto, options: ConvertOptions) -> None:
     if options.inputs or options.dynamic:  # the shapes of the other tensors follow from those of the inputs
         del graph.value_info[:]
         for value in graph.output:
-            value.type.tensor_type.ClearField("shape")
+            for (
+                dim
+            ) in value.type.tensor_type.shape.dim:  # the rank stays, because inference ends at operators of the user
+                dim.Clear()
 
 
 def _set_dimensions(
@@ -164,8 +170,12 @@ def _artifact(source: Any) -> Artifact:
     return Artifact.from_bytes(read_file(path))
 
 
+def _in_python() -> set[str]:
+    return {one.name for one in custom_ops() if one.form == "python"}
+
+
 def _check_operators(proto: onnx.ModelProto) -> None:
-    """Raises UnsupportedOperators with all operators that neither ONNX nor ONNX Runtime nor the model itself defines."""
+    """Raises UnsupportedOperators with all operators that neither ONNX, ONNX Runtime, the model itself nor the user defines."""
     functions = {(one.domain, one.name) for one in proto.functions}
     found: dict[tuple[str, str], UnsupportedOperator] = {}
     for node in nodes_of(proto):
@@ -173,7 +183,12 @@ def _check_operators(proto: onnx.ModelProto) -> None:
         if node.domain in _OWN or key in functions or onnx.defs.has(node.op_type, node.domain):
             continue
         title = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        way_out = "add a function with this name to the model, or export it again without the operator"
+        if title in _in_python():
+            continue
+        way_out = (
+            "add a function with this name to the model, export it again without the operator, or define the operator in a "
+            "file for --ops with @penstock.register_op(..., form='python')"
+        )
         found.setdefault(key, UnsupportedOperator(title, f"node '{node.name or node.output[0]}'", way_out))
     if found:
         raise UnsupportedOperators.of(tuple(found.values()))

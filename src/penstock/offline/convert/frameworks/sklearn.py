@@ -10,7 +10,7 @@ import contextlib
 import copy
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,10 @@ from penstock.offline.convert.base import (
 from penstock.offline.convert.tables.booster import Booster, arrays_of, as_tensor
 from penstock.offline.convert.tables.estimators import (
     is_linear_classifier,
-    is_scaler,
     is_tree,
     read_trees,
     write_linear_classifier,
-    write_scaler,
-    write_text,
-    write_tfidf,
+    writer_of,
 )
 from penstock.offline.convert.tables.forest import Forest, GraphWriter
 from penstock.offline.convert.tables.pickles import SKLEARN, load_trusted
@@ -235,13 +232,11 @@ def _prepared(model: Any) -> Any:
     if type(model) is Pipeline:
         steps = [(name, step) for name, step in model.steps if step is not None and not isinstance(step, str)]
         model = Pipeline(steps) if steps else model
-    changes = {"encode": ("onehot", "onehot-dense"), "flatten_transform": (True, False)}
-    for name, (old, new) in changes.items():
-        if any(getattr(one, name, None) == old for one in walk(model)):
-            model = copy.deepcopy(model)
-            for one in walk(model):
-                if getattr(one, name, None) == old:
-                    setattr(one, name, new)
+    if any(getattr(one, "flatten_transform", False) for one in walk(model)):
+        model = copy.deepcopy(model)
+        for one in walk(model):
+            if getattr(one, "flatten_transform", False):
+                one.flatten_transform = False
     return model
 
 
@@ -274,17 +269,11 @@ def _may_be_wide(operator: Any) -> bool:
     return isinstance(operator.outputs[-1].type, data_types.DoubleTensorType) or operator.outputs[-1].is_leaf
 
 
-def _convert_text(scope: Any, operator: Any, container: Any) -> None:
-    writer = GraphWriter(scope.get_unique_operator_name("Text"))
-    _embed(writer, [write_text(operator.raw_operator, writer, operator.inputs[0].full_name)], operator, container)
-
-
-def _convert_scaler(scope: Any, operator: Any, container: Any) -> None:
-    writer = GraphWriter(scope.get_unique_operator_name("Scaler"))
+def _convert_by(write: Callable[..., str], scope: Any, operator: Any, container: Any) -> None:
+    """Converts a transformer by a function of ``estimators.py``."""
+    writer = GraphWriter(scope.get_unique_operator_name(type(operator.raw_operator).__name__))
     (given,) = operator.inputs
-    _embed(
-        writer, [write_scaler(operator.raw_operator, writer, given.full_name, _datatype(given))], operator, container
-    )
+    _embed(writer, [write(operator.raw_operator, writer, given.full_name, _datatype(given))], operator, container)
 
 
 def _convert_linear(scope: Any, operator: Any, container: Any) -> None:
@@ -308,12 +297,6 @@ def _embed(writer: GraphWriter, results: Sequence[str], operator: Any, container
         container.node_domain_version_pair_sets.add((domain, container.target_opset_any_domain(domain)))
     container.nodes += writer.nodes
     container.initializers += writer.constants
-
-
-def _convert_tfidf(scope: Any, operator: Any, container: Any) -> None:
-    writer = GraphWriter(scope.get_unique_operator_name("Tfidf"))
-    counts = writer("Cast", operator.inputs[0].full_name, to=DataType.FP32.onnx)
-    _embed(writer, [write_tfidf(operator.raw_operator, writer, counts)], operator, container)
 
 
 def _convert_imputer(scope: Any, operator: Any, container: Any) -> None:
@@ -371,16 +354,14 @@ def _conversions(model: Any, forests: list[Forest]) -> dict[type, Any]:
     found: dict[type, Any] = {}
     for one in walk(model):
         kind = type(one)
-        if hasattr(one, "vocabulary_") and hasattr(one, "token_pattern"):
-            found[kind] = _convert_text
-        elif is_tree(one):
+        if is_tree(one):
             found[kind] = convert_trees
-        elif is_scaler(one):
-            found[kind] = _convert_scaler
+        elif (write := writer_of(one)) is not None:
+            found[kind] = partial(_convert_by, write)
         elif is_linear_classifier(one):
             found[kind] = _convert_linear
-        elif kind.__name__ in ("TfidfTransformer", "SimpleImputer"):
-            found[kind] = _convert_tfidf if kind.__name__ == "TfidfTransformer" else _convert_imputer
+        elif kind.__name__ == "SimpleImputer":
+            found[kind] = _convert_imputer
         elif kind.__module__.partition(".")[0] in _BOOSTERS:
             skl2onnx.update_registered_converter(
                 kind,

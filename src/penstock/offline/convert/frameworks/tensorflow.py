@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 from tf2onnx import tf_loader
 
+from penstock.engines.custom_ops import run_file
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, TensorLink
-from penstock.offline.convert.custom_ops import run_file
 from penstock.offline.convert.declarations import chosen_outputs, free_axes
 from penstock.offline.convert.tensorflow import exporter, keras, sources
 from penstock.offline.convert.tensorflow import links as linking
@@ -135,7 +135,7 @@ class _TensorFlowModel:
             model = exporter.converted(request, opset)
         exporter.write(model, target)
         links: tuple[TensorLink, ...] = tuple(linking.links(model, shapes, self._renamed))
-        return Exported(f"tf2onnx {exporter.VERSION}", links, random)
+        return Exported(f"tf2onnx {exporter.VERSION}", links, random, python_ops=exporter.python_ops(model))
 
     def close(self) -> None:
         self._concrete = self._graph = None
@@ -199,11 +199,11 @@ def _function(source: Any, options: ConvertOptions) -> sources.TensorFlowFunctio
 
 def _file(path: Path, options: ConvertOptions) -> sources.TensorFlowFunction:
     if path.is_dir():
-        return sources.saved_model(path)
+        return sources.saved_model(path, options.signature)
     if keras.is_keras(path):
         return keras.function_of(keras.load(path, options.trust_pickle), options)
     if path.name == "saved_model.pb":
-        return sources.saved_model(path.parent)
+        return sources.saved_model(path.parent, options.signature)
     return sources.graph_def(path, options)
 
 

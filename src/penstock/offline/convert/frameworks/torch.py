@@ -11,9 +11,9 @@ import msgspec
 import torch
 from torch import nn
 
+from penstock.engines.custom_ops import custom_ops
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.convert.base import ConvertOptions, FrameworkModel
-from penstock.offline.convert.custom_ops import custom_ops
 from penstock.offline.convert.torch.files import load_weights, read_file
 from penstock.offline.convert.torch.source import open_exported, open_module
 

@@ -16,8 +16,8 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 Values = dict[str, Any]
 """Tensors by name. A sequence is a list."""
-How = Literal["inexact", "all", "tied"]
-"""Values to change: those that were rounded, also exact ones, or all so that no two stay equal."""
+How = Literal["inexact", "all", "scaled", "tied"]
+"""Values to change: those that were rounded, also exact ones, also whole numbers, or all so that no two stay equal."""
 Noise = Callable[[str, Array, How], Array]
 """Changes the value of a tensor as rounding could."""
 

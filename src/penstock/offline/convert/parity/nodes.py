@@ -69,6 +69,8 @@ _SUMMING = frozenset(
     ]
 )
 """Operators that add many values. Their results can be exact by luck, such as the mean of equal values."""
+_WEIGHTED = frozenset({"LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor"})
+"""Operators that multiply the values by attributes, so that not even sums of whole numbers are exact."""
 _SORTING = frozenset({"NonMaxSuppression", "TopK"})
 _SLOW = frozenset({"AveragePool", "ConvTranspose", "GlobalAveragePool", "LpPool", "LRN", "Resize"})
 _SLOW_ELEMENTS = 1 << 14
@@ -169,7 +171,7 @@ class Nodes:
             }
             if noise and node.op_type in _SUMMING | _SORTING:
                 # Rounding within the sums of a node has the effect of a change of its inputs. The order of equal values is undefined.
-                how: How = "tied" if node.op_type in _SORTING else "all"
+                how: How = "tied" if node.op_type in _SORTING else "scaled" if node.op_type in _WEIGHTED else "all"
                 inputs = {
                     name: noise(name, one, how) if _is_array(one) and one.size > 1 else one
                     for name, one in inputs.items()
@@ -266,9 +268,12 @@ class Nodes:
             except Exception:  # noqa: BLE001 - ONNX Runtime lacks many kernels for double
                 return self._second(index, inputs, node)
         try:
-            return self._engine(index, inputs, node)
+            kernel = self._engine(index, inputs, node)
         except Unsupported:  # sequences
-            return self._reference(index, inputs, node)
+            kernel = self._reference(index, inputs, node)
+        return (
+            _widening(kernel) if precise else kernel
+        )  # some operators, such as OneHotEncoder, make FP32 of other types
 
     def _summed(self, index: int, inputs: Values, ensemble: TreeEnsemble) -> _Kernel:
         """The sums of ``ensemble`` in double precision. A run notes their rounding in ``sum_errors``."""

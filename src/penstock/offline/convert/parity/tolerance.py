@@ -150,6 +150,6 @@ class _Noise:
             )
         elif how == "all":
             change[value == np.rint(value)] = 0.0
-        else:
+        elif how != "scaled":
             change[value == value.astype(kind if kind.itemsize < 4 else np.float32)] = 0.0
         return np.asarray(np.where(np.isfinite(change), value + change, value))

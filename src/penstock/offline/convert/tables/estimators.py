@@ -1,13 +1,14 @@
-"""Parts of scikit-learn that skl2onnx converts wrongly, as ONNX nodes: trees, scalers and text vectorizers.
+"""Parts of scikit-learn that skl2onnx converts wrongly, as ONNX nodes: trees, scalers, bins and text vectorizers.
 
 skl2onnx 1.20 sends NaN to the wrong child of a tree and writes invalid graphs for trees of float64. Its scalers differ in the last
-bit, which can change the branch of a tree behind them. Its text vectorizers need a locale
+bit, which can change the branch of a tree behind them. Its bins are invalid for float64. Its text vectorizers need a locale
 that most containers lack, split words at letters beyond ASCII, ignore stop words and compute a different sublinear term frequency.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,35 @@ def _histogram(estimator: Any) -> tuple[Forest, str]:
     return forest, "exponent" if estimator.loss in ("poisson", "gamma") else "identity"
 
 
-def write_text(vectorizer: Any, writer: GraphWriter, texts: str) -> str:
+def writer_of(estimator: Any) -> Callable[..., str] | None:
+    """The function that writes a transformer, if it is one of this file."""
+    kind = type(estimator)
+    if not kind.__module__.startswith("sklearn."):
+        return None
+    if kind.__name__ in _SCALERS:
+        return write_scaler
+    others = {"KBinsDiscretizer": write_bins, "TfidfTransformer": write_tfidf}
+    is_text = hasattr(estimator, "vocabulary_") and hasattr(estimator, "token_pattern")
+    return write_text if is_text else others.get(kind.__name__)
+
+
+def write_bins(discretizer: Any, writer: GraphWriter, x: str, _: DataType) -> str:
+    """Add the nodes of a KBinsDiscretizer, which compares in float64. Returns float32: the bins, or a column for each bin."""
+    inner, counts = [edges[1:-1] for edges in discretizer.bin_edges_], discretizer.n_bins_
+    table = np.full((len(inner), max(1, *map(len, inner))), np.inf)
+    for row, edges in zip(table, inner, strict=True):
+        row[: len(edges)] = edges
+    wide = writer("Unsqueeze", writer("Cast", x, to=DataType.FP64.onnx), np.array([2]))
+    reached = writer("Cast", writer("GreaterOrEqual", wide, table), to=DataType.FP32.onnx)
+    bins = writer("ReduceSum", reached, np.array([2]), keepdims=0)
+    if discretizer.encode == "ordinal":
+        return bins
+    columns = writer("Gather", bins, np.repeat(np.arange(len(counts)), counts), axis=1)
+    numbers = np.concatenate([np.arange(count, dtype=np.float32) for count in counts])
+    return writer("Cast", writer("Equal", columns, numbers), to=DataType.FP32.onnx)
+
+
+def write_text(vectorizer: Any, writer: GraphWriter, texts: str, datatype: DataType) -> str:
     """Add the nodes of a CountVectorizer or TfidfVectorizer for ``texts``. Raises Unsupported. Returns float32 [N, words]."""
     pattern = _pattern(vectorizer)
     texts = writer("Reshape", texts, np.array([-1]))
@@ -115,11 +144,12 @@ def write_text(vectorizer: Any, writer: GraphWriter, texts: str) -> str:
     found = writer("TfIdfVectorizer", tokens, mode="TF", **_grams(vectorizer))
     if vectorizer.binary:
         found = writer("Min", found, _ONE)
-    return found if not hasattr(vectorizer, "use_idf") else write_tfidf(vectorizer, writer, found)
+    return found if not hasattr(vectorizer, "use_idf") else write_tfidf(vectorizer, writer, found, datatype)
 
 
-def write_tfidf(vectorizer: Any, writer: GraphWriter, counts: str) -> str:
+def write_tfidf(vectorizer: Any, writer: GraphWriter, counts: str, _: DataType) -> str:
     """Add the nodes that weight ``counts``, for a TfidfTransformer or TfidfVectorizer."""
+    counts = writer("Cast", counts, to=DataType.FP32.onnx)
     if vectorizer.sublinear_tf:
         some = writer("Greater", counts, _ZERO)
         logarithm = writer("Add", writer("Log", writer("Max", counts, _ONE)), _ONE)
@@ -218,11 +248,6 @@ def write_linear_classifier(classifier: Any, writer: GraphWriter, x: str, dataty
     total = writer("Where", none, np.array(len(classifier.classes_), inner.dtype), total)
     best = writer("ArgMax", scores, axis=1, keepdims=0)
     return writer("Gather", classifier.classes_, best), writer("Div", found, total)
-
-
-def is_scaler(estimator: Any) -> bool:
-    kind = type(estimator)
-    return kind.__module__.startswith("sklearn.") and kind.__name__ in _SCALERS
 
 
 def write_scaler(scaler: Any, writer: GraphWriter, x: str, datatype: DataType) -> str:

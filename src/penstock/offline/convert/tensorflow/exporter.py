@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +17,8 @@ import tf2onnx
 from tf2onnx import optimizer, tfonnx
 from tf2onnx.constants import OPSET_TO_IR_VERSION
 
-from penstock.errors import Unsupported, shortened
+from penstock.engines.custom_ops import TENSORFLOW, CustomOp, custom_ops
+from penstock.errors import InvalidArgument, Unsupported, shortened
 from penstock.offline.convert.base import Axis, UnsupportedOperator, UnsupportedOperators
 from penstock.offline.convert.repairs.graphs import nodes_below
 from penstock.offline.convert.tensorflow import functions, repairs
@@ -28,7 +30,10 @@ _WRITTEN_OPSET: int = max(OPSET_TO_IR_VERSION)
 _MAX_OPSET = 21
 _MIN_OPSET = 13
 _KNOWN_DOMAINS = {"", "ai.onnx.ml", "com.microsoft"}
-_WAY_OUT = "replace it in the model, or define it in a file for --ops with tf2onnx's decorator tf_op"
+_WAY_OUT = (
+    "replace it in the model, or define it in a file for --ops, with @penstock.register_op('tf::{}', form='python', ...) or "
+    "tf2onnx's decorator tf_op"
+)
 
 
 class Request(NamedTuple):
@@ -52,12 +57,14 @@ class Trouble(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if str(record.msg).startswith("Tensorflow op [%s: %s] is not supported"):
             name, op = record.args  # type: ignore[misc]
-            self.operators.append(UnsupportedOperator(str(op), layer_of(str(name)), _WAY_OUT))
+            self.operators.append(UnsupportedOperator(str(op), layer_of(str(name)), _WAY_OUT.format(op)))
         elif str(record.msg).startswith("Failed to convert node"):
             name, _, summary = record.args  # type: ignore[misc]
             reason = shortened(str(record.exc_info[1]), 200) if record.exc_info else ""
             op = str(summary).partition("OP=")[2].split("\n")[0] or "an operator"
-            self.operators.append(UnsupportedOperator(op, layer_of(str(name)), f"{_WAY_OUT}; tf2onnx says: {reason}"))
+            self.operators.append(
+                UnsupportedOperator(op, layer_of(str(name)), f"{_WAY_OUT.format(op)}; tf2onnx says: {reason}")
+            )
 
     def __enter__(self) -> Self:
         logger = logging.getLogger("tf2onnx")
@@ -76,6 +83,8 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
     """The ONNX model, with opset ``opset`` or the newest one that is possible. Raises UnsupportedOperators, Unsupported."""
     if opset < _MIN_OPSET:
         raise Unsupported(f"tf2onnx cannot write opset {opset} reliably", f"use --opset {_MIN_OPSET} or newer")
+    handlers: dict[str, Any] = {name: (_call_function, []) for name in functions.OPERATORS}
+    handlers |= {one.operator: (partial(_call_python, one), []) for one in _in_python().values()}
     with Trouble() as trouble, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TensorFlow's interpreter, which tf2onnx asks for shapes
         try:
@@ -83,8 +92,8 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
                 opset=min(opset, _WRITTEN_OPSET),
                 continue_on_error=True,
                 tensors_to_rename=dict(request.renamed),
-                custom_op_handlers={name: (_call_function, []) for name in functions.OPERATORS},
-                extra_opset=[onnx.helper.make_opsetid(functions.DOMAIN, 1)],
+                custom_op_handlers=handlers,
+                extra_opset=[onnx.helper.make_opsetid(domain, 1) for domain in (functions.DOMAIN, TENSORFLOW)],
                 **request.arguments,
             )
             if not trouble.operators:
@@ -116,11 +125,32 @@ def write(model: onnx.ModelProto, target: Path) -> None:
     onnx.save_model(model, target, save_as_external_data=large, location=f"{target.name}.data" if large else None)
 
 
+def python_ops(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The operators in Python that ``model`` calls."""
+    called = {f"{node.domain}::{node.op_type}" for node in nodes_below(model.graph)}
+    return tuple(name for name in _in_python() if name in called)
+
+
+def _in_python() -> dict[str, CustomOp]:
+    """The user's definitions of operators of TensorFlow. Raises InvalidArgument."""
+    found = {one.name: one for one in custom_ops() if one.domain == TENSORFLOW}
+    for one in found.values():
+        if one.form != "python":
+            raise InvalidArgument(
+                f"register_op defines '{one.name}' with the form '{one.form}'",
+                "use form='python', or tf2onnx's decorator tf_op in the same file",
+            )
+    return found
+
+
 def _unknown(graph: onnx.GraphProto) -> Iterator[UnsupportedOperator]:
     """The nodes of ``graph`` and its subgraphs that are no ONNX operators."""
+    known = _in_python()
     for node in nodes_below(graph):
+        if f"{node.domain}::{node.op_type}" in known:
+            continue
         if node.domain not in _KNOWN_DOMAINS or (not node.domain and not onnx.defs.has(node.op_type)):
-            yield UnsupportedOperator(node.op_type, layer_of(node.name), _WAY_OUT)
+            yield UnsupportedOperator(node.op_type, layer_of(node.name), _WAY_OUT.format(node.op_type))
 
 
 def _describe(model: onnx.ModelProto, request: Request) -> None:
@@ -145,6 +175,18 @@ def _call_function(graph: Any, node: Any, name: str, arguments: Any) -> Any:
     node.domain, node.type = functions.DOMAIN, functions.function_of(node.type, node.attr)
     for one in list(node.attr):
         del node.attr[one]
+    return node
+
+
+def _call_python(one: CustomOp, graph: Any, node: Any, name: str, arguments: Any) -> Any:
+    """Handler of tf2onnx that turns an operator of TensorFlow into one in Python. The function does not get attributes."""
+    for what, wanted, names in (("inputs", one.inputs, node.input), ("outputs", one.outputs, node.output)):
+        if (found := [graph.get_dtype(each) for each in names]) != [each.onnx for each in wanted]:
+            kinds = ", ".join(onnx.TensorProto.DataType.Name(kind or 0) for kind in found)
+            raise ValueError(f"'{one.name}' in {one.file} declares other {what} than the graph has, {kinds}")
+    node.domain = one.domain
+    for each in list(node.attr):
+        del node.attr[each]
     return node
 
 

@@ -40,15 +40,18 @@ def reason(error: BaseException) -> str:
     return shortened(told[-1] if told and lines[0].startswith("Graph execution error") else lines[0], 400)
 
 
-def saved_model(folder: Path) -> TensorFlowFunction:
-    """The signature ``serving_default``, otherwise the first signature or function of the SavedModel in ``folder``."""
+def saved_model(folder: Path, wanted: str = "") -> TensorFlowFunction:
+    """The signature ``wanted`` of the SavedModel in ``folder``; if empty, ``serving_default``, or the first signature or function."""
     try:
         loaded = tf.saved_model.load(str(folder))
     except Exception as error:
         raise InvalidModel(f"TensorFlow cannot load the SavedModel: {reason(error)}", "save the model again") from error
     signatures = {name: one for name, one in loaded.signatures.items() if not name.startswith("__")}
+    if wanted and wanted not in signatures:
+        hint = f"its signatures are {', '.join(signatures)}" if signatures else "it has none; leave out --signature"
+        raise InvalidArgument(f"the SavedModel has no signature '{wanted}'", hint)
     if signatures:
-        chosen = signatures.get("serving_default") or next(iter(signatures.values()))
+        chosen = signatures.get(wanted or "serving_default") or next(iter(signatures.values()))
         specs = chosen.structured_input_signature[1]
         return TensorFlowFunction(lambda given: chosen(**given), tuple(specs[name] for name in sorted(specs)), loaded)
     for name in ("serve", "__call__"):

@@ -25,15 +25,21 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from penstock.artifact import Artifact
+from penstock.engines.custom_ops import TENSORFLOW, CustomOp, OperatorFailed
 from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, PenstockError, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
-from penstock.offline.convert.custom_ops import CustomOp
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
-from penstock.offline.convert.torch.definitions import WrongDefinition, blaming, check_definitions
+from penstock.offline.convert.torch.definitions import (
+    WrongDefinition,
+    blaming,
+    check_definitions,
+    check_python,
+    in_onnx,
+)
 from penstock.offline.convert.torch.diagnosis import (
     ExportFailure,
     diagnosis,
@@ -88,7 +94,7 @@ def export(job: ExportJob, target: Path, opset: int) -> _Made:
     for name, way in _ways(job, opset):
         try:
             return _tried(job, target, opset, name, way, failures)
-        except (MemoryError, WrongDefinition):
+        except (MemoryError, WrongDefinition, OperatorFailed):
             raise
         except Exception as error:  # noqa: BLE001 - exporters raise anything; the diagnosis reports it
             failures.append(ExportFailure(name, error))
@@ -138,9 +144,11 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
     if job.module is not None:
         _add_sizes_beyond(job, program)
-    definitions, given = _by_operator(job, "onnx"), _by_operator(job, "torch")
+    definitions, given, python = (_by_operator(job, form) for form in ("onnx", "torch", "python"))
     translations, decompositions = ({key: one.function for key, one in some.items()} for some in (definitions, given))
+    translations |= {key: in_onnx(key, one) for key, one in python.items()}
     check_definitions(program, given)
+    check_python(program, python)
     for is_meant, rule in _RULES:
         if any(map(is_meant, program.graph.nodes)):
             decompositions = {**rule(), **decompositions}
@@ -164,7 +172,9 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     random = links.random_operators(model)
     links.remove_folders(model)
     made.save(target)
-    return Exported("", found, random, has_parts=True), links.ProgramValues(made.exported_program)
+    called = {f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes()}
+    needs = tuple(one.name for one in python.values() if one.name in called)
+    return Exported("", found, random, python_ops=needs, has_parts=True), links.ProgramValues(made.exported_program)
 
 
 def _translated(job: ExportJob, program: Any, opset: int, translations: Mapping[Any, Any]) -> Any:
@@ -256,7 +266,8 @@ def _captured(job: ExportJob) -> Any:
 
 def _by_operator(job: ExportJob, form: str) -> dict[Any, CustomOp]:
     """The user's definitions of this form. Raises Unsupported if torch does not have one of all operators."""
-    found = {overload: one for one in job.operators for overload in _overloads(one.name)}
+    ours = (one for one in job.operators if one.domain != TENSORFLOW)
+    found = {overload: one for one in ours for overload in _overloads(one.name)}
     return {operator: one for operator, one in found.items() if one.form == form}
 
 

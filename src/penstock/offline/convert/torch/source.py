@@ -11,10 +11,10 @@ import msgspec
 import torch
 from torch import nn
 
+from penstock.engines.custom_ops import custom_ops
 from penstock.engines.torch import BY_TORCH_TYPE, leaves, open_program, reason_of, to_array, to_tensor
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, ResourceExhausted, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Probes
-from penstock.offline.convert.custom_ops import custom_ops
 from penstock.offline.convert.declarations import chosen_outputs, declared_input
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch.arguments import Arguments, Flat
