@@ -84,15 +84,15 @@ def test_a_call_that_is_cancelled_while_it_is_taken_does_not_run() -> None:
         call.cancel()
         return 1
 
-    call = StageCall(0, {}, lambda _: None)
+    call = StageCall(Item(0, FLOW), {}, lambda _: None)
     stage = StageQueue(StageSpec("net", lambda _: [], size=cancelling), 0)
     other = StageQueue(StageSpec("other", lambda _: []), 1)
     stage.add(call)
     assert take([stage]) is None
     assert (stage.busy, dict(stage.groups)) == (0, {})
-    call = StageCall(0, {}, lambda _: None)
+    call = StageCall(Item(0, FLOW), {}, lambda _: None)
     stage.add(call)
-    other.add(later := StageCall(1, {}, lambda _: None))
+    other.add(later := StageCall(Item(1, FLOW), {}, lambda _: None))
     batch = take([stage, other])
     assert batch is not None
     assert (batch.stage, batch.calls) == (other, [later])
