@@ -43,7 +43,7 @@ class Bench:
         if entry is not None:
             self.queue.remove(entry)
             entry.item.start()
-            self.flows.charge(entry.item, self.costs[entry.key])
+            self.flows.charge([entry.item], self.costs[entry.key])
             self.flows.leave(entry.item)
             self.work[entry.key] += self.costs[entry.key]
             self.served.append(entry.key)
@@ -132,7 +132,7 @@ def test_items_of_many_flows_end_one_after_the_other(connections: int, steps: in
         bench.queue.remove(entry)
         entry.item.start()
         begun.add(entry.item)
-        bench.flows.charge(entry.item, cost)
+        bench.flows.charge([entry.item], cost)
         left[entry.item] -= 1
         if left[entry.item]:
             bench.queue.add(entry)
@@ -151,7 +151,7 @@ def test_items_of_endless_steps_do_not_keep_their_place(connections: int, cost: 
     while (entry := bench.queue.first()) is not None and entry.key < connections:
         bench.queue.remove(entry)
         entry.item.start()
-        bench.flows.charge(entry.item, cost)
+        bench.flows.charge([entry.item], cost)
         bench.queue.add(entry)
         if not work:
             bench.add(connections)
@@ -171,7 +171,7 @@ def test_flows_of_clients_that_have_left_are_forgotten(visits: list[Visit]) -> N
     for number, visit in enumerate(visits):
         flow = flows.enter(number)
         item = Item(number, flow)
-        flows.charge(item, visit.cost)
+        flows.charge([item], visit.cost)
         inside.append((number + visit.stays, item))
         for one in [one for one in inside if one[0] <= number]:
             flows.leave(one[1])
@@ -186,7 +186,7 @@ def test_only_started_items_are_taken_while_the_memory_is_full() -> None:
     assert bench.queue.first(only_started=True) is None
     second.item.start()
     assert bench.queue.first(only_started=True) is first, "a newer item of its flow has been started"
-    bench.flows.charge(first.item, 5)
+    bench.flows.charge([first.item], 5)
     assert bench.queue.first() is other
     assert bench.queue.first(only_started=True) is first
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 _S_PER_BYTE = 2e-8
@@ -74,12 +74,15 @@ class Flows:
                 self._s_per_byte += (item.cost_s / item.size - self._s_per_byte) * _WEIGHT
                 self._slowest_s = max(item.cost_s, self._slowest_s * (1 - _WEIGHT))
 
-    def charge(self, item: Item, seconds: float) -> None:
-        """Count ``seconds`` of work for ``item``."""
+    def charge(self, items: Sequence[Item], seconds: float) -> None:
+        """Count ``seconds`` of work for each of ``items``."""
+        if not self._active:
+            return  # all items are of one flow
         with self._lock:
-            item.cost_s += seconds
-            item.flow.received += seconds
-            self._now += seconds / max(1, self._active)
+            for item in items:
+                item.cost_s += seconds
+                item.flow.received += seconds
+                self._now += seconds / max(1, self._active)
 
     def expected_s(self, size: int) -> float:
         """The expected cost of an item of ``size`` bytes, at most that of the slowest recent item."""
@@ -139,6 +142,10 @@ class Entry(Protocol):
 _Entry = TypeVar("_Entry", bound=Entry)
 
 
+def _rank(entry: Entry) -> tuple[float, int]:
+    return entry.item.rank
+
+
 class FairQueue(Generic[_Entry]):
     """Waiting entries: in order of arrival within a flow, and by rank across flows. Not thread-safe."""
 
@@ -160,17 +167,23 @@ class FairQueue(Generic[_Entry]):
 
     def first(self, only_started: bool = False) -> _Entry | None:
         """The entry to take next; None if there is none. Removes cancelled entries at the heads of the flows' queues."""
-        found, best = None, (0.0, 0)
-        for flow, queue in list(self._flows.items()):
+        if len(self._flows) == 1:  # a shortcut for the common case
+            (queue,) = self._flows.values()
+            if not queue[0].is_cancelled and not only_started:
+                return queue[0]
+        found, ended = list[_Entry](), list[Flow]()
+        for flow, queue in self._flows.items():
             while queue and queue[0].is_cancelled:
                 queue.popleft()
             if not queue:
-                del self._flows[flow]
-                continue
-            item = queue[0].item
-            if (item.is_started or not only_started) and (found is None or item.rank < best):
-                found, best = queue[0], item.rank
-        return found
+                ended.append(flow)
+            elif not only_started or queue[0].item.is_started:
+                found.append(queue[0])
+        for flow in ended:
+            del self._flows[flow]
+        if len(found) > 1:
+            return min(found, key=_rank)
+        return found[0] if found else None
 
     def remove(self, entry: _Entry) -> None:
         """Remove ``entry``, which ``first`` has just returned."""

@@ -8,7 +8,7 @@ bounded, because the number of items in progress is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -80,13 +80,10 @@ class StageQueue:
         """The size of full batches."""
         return self.spec.max_batch if self.spec.size is None else self.spec.size()
 
-    def heads(self, only_started: bool = False) -> Iterator[tuple[Hashable, FairQueue[StageCall], StageCall]]:
-        """The call to take next of each group. Removes cancelled calls at the heads of the queues, and empty queues."""
-        for group, queue in list(self.groups.items()):
-            if (call := queue.first(only_started)) is not None:
-                yield group, queue, call
-            elif not queue:
-                del self.groups[group]
+    @property
+    def is_empty(self) -> bool:
+        """True if no call waits that is not cancelled."""
+        return all(queue.first() is None for queue in self.groups.values())
 
 
 class StageBatch(NamedTuple):
@@ -130,9 +127,13 @@ def _best(stages: Collection[StageQueue], only_started: bool) -> tuple[StageQueu
     """The stage and the group of the calls that should run next, and the first of them."""
     best: tuple[tuple[bool, tuple[float, int], int], StageQueue, Hashable, StageCall] | None = None
     for stage in stages:
-        if stage.spec.limit and stage.busy >= stage.spec.limit:
+        if not stage.groups or (stage.spec.limit and stage.busy >= stage.spec.limit):
             continue
-        for group, queue, call in stage.heads(only_started):
+        for group, queue in list(stage.groups.items()):
+            if (call := queue.first(only_started)) is None:
+                if not queue:
+                    del stage.groups[group]
+                continue
             is_partial = stage.spec.waits and len(queue) < stage.size
             rank = is_partial, call.item.rank, -stage.depth
             if best is None or rank < best[0]:

@@ -48,6 +48,8 @@ class Workers:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
+        self._checked = now()
+        """When threads that are stuck were last looked for."""
         self._stages = {name: StageQueue(spec, depth) for depth, (name, spec) in enumerate(specs.items())}
         self._post = post
         self._memory = memory
@@ -93,7 +95,7 @@ class Workers:
     def is_empty(self) -> bool:
         """True if no call waits or is in progress."""
         with self._changed:
-            return not any(stage.busy or any(stage.heads()) for stage in self._stages.values())
+            return not any(stage.busy or not stage.is_empty for stage in self._stages.values())
 
     def add(self, stage: str, call: StageCall) -> None:
         """Let ``call`` wait for a worker."""
@@ -129,6 +131,10 @@ class Workers:
         thread = threading.current_thread()
         while True:
             with self._changed:
+                self._running.pop(thread, None)
+                if len(self._threads) > self._count and len(self._threads) > self._count + self._stuck():
+                    self._threads.remove(thread)  # the thread that it replaced has returned
+                    return
                 while not self._stopped and (batch := self._take()) is None:
                     self._changed.wait()
                 if self._stopped:
@@ -137,11 +143,6 @@ class Workers:
                 self._running[thread] = self._now(), batch
             self._run(batch)
             del batch  # and its inputs, before the memory is looked at
-            with self._changed:
-                del self._running[thread]
-                if len(self._threads) > self._count + self._stuck():
-                    self._threads.remove(thread)
-                    return
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._work, name=f"penstock-worker-{len(self._threads)}", daemon=True)
@@ -163,6 +164,9 @@ class Workers:
         """Start threads in place of stuck ones, if no other is idle."""
         if not self._running or len(self._running) < len(self._threads) or self._stopped:
             return
+        if (now := self._now()) < self._checked + 1:
+            return
+        self._checked = now
         for _ in range(self._count + self._stuck() - len(self._threads)):
             _log.warning("a step has not returned %g s after it began, although its item was cancelled", _STUCK_S)
             self._start_thread()
@@ -182,8 +186,7 @@ class Workers:
         start_ns = time.perf_counter_ns()
         outcomes = _outcomes(batch.stage.spec, batch.inputs)
         seconds = (time.perf_counter_ns() - start_ns) / 1e9 / max(1, len(batch.calls))
-        for call in batch.calls:
-            self._flows.charge(call.item, seconds)
+        self._flows.charge([call.item for call in batch.calls], seconds)
         if self._timeline is not None:
             items = (call.item.number for call in batch.calls)
             self._timeline.add(batch.stage.spec.name, items, threading.current_thread().name, start_ns)
