@@ -34,7 +34,7 @@ ROOM_LINES = {
     "online/scheduler": 3_050,
     "online/server": 15_980,
     "perf": 2_985,
-    "pipeline": 8_059,
+    "pipeline": 8_076,
     "protocol": 430,
     "rows": 2_227,
     "runtime": 560,

@@ -59,10 +59,10 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     """File with the weights, for sources that keep them apart."""
     trust_pickle: bool = False
     """Load formats that can run code. Even then, only names on an allow-list are unpickled."""
-    signature: str = ""
-    """The signature of a SavedModel. Empty: ``serving_default``, or the first."""
     ops: Path | None = None
     """Python file with ``@penstock.register_op`` definitions."""
+    signature: str = ""
+    """The signature of a SavedModel. Empty: ``serving_default``, or the first."""
 
 
 class TensorLink(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ from penstock.offline.convert.declarations import check_declared, parse_dynamic,
 from penstock.offline.convert.parity.parity import certify
 from penstock.offline.convert.registry import FORMATS, SHAPELESS, get_converter
 from penstock.offline.convert.repairs import repair
+from penstock.offline.convert.repairs.graphs import opset_of
 from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
 from penstock.offline.convert.worker.environments import environment
 from penstock.offline.convert.worker.remote import open_remote
@@ -201,9 +202,9 @@ def _convert(
             kept(artifact),
             found.format,
             exported.exporter,
-            _opset(artifact),
+            opset_of(read_proto(artifact)),
             signature,
-            certificate and _completed(certificate, found, opened.framework, exported, _opset(artifact)),
+            certificate and _completed(certificate, found, opened.framework, exported, opset_of(read_proto(artifact))),
             (*opened.notes, *(() if certificate else needs), *exported.warnings, *repaired),
         )
         return _finished(made, found, target, options, keep_failed=keywords.get("keep_failed", False))
@@ -353,11 +354,6 @@ def _valid(path: Path, exported: Exported) -> tuple[Artifact, tuple[str, ...]]:
             f"{exported.exporter} wrote an invalid model: {error.message}", "try another --opset, or a newer exporter"
         ) from error
     return artifact, warnings
-
-
-def _opset(artifact: Artifact) -> int:
-    versions = {one.domain: one.version for one in read_proto(artifact).opset_import}
-    return int(versions.get("", versions.get("ai.onnx", 0)))
 
 
 def _completed(

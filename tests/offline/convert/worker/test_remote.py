@@ -35,6 +35,7 @@ def test_every_option_arrives(opened):
         Path("weights"),
         True,
         Path("ops.py"),
+        "other",
     )
     code = """
 if call == "forward":
@@ -42,7 +43,14 @@ if call == "forward":
     result = {"told": np.array([repr(self.options).encode()], object)}
 """
     (told,) = opened(code, options).forward(X)["told"]
-    for part in ("InputSpec(name='x'", "('N', 2)", "{0: 'batch'}", "opset=17", f"{Path('ops.py').absolute()!r}"):
+    for part in (
+        "InputSpec(name='x'",
+        "('N', 2)",
+        "{0: 'batch'}",
+        "opset=17",
+        f"{Path('ops.py').absolute()!r}",
+        "'other'",
+    ):
         assert part in told.decode()
 
 

@@ -27,7 +27,7 @@ from penstock.offline.convert.base import (
 from penstock.offline.convert.declarations import check_inputs, chosen_outputs
 from penstock.offline.convert.reading import read_file
 from penstock.offline.convert.repairs import repair
-from penstock.offline.convert.repairs.graphs import nodes_of, opset_of
+from penstock.offline.convert.repairs.graphs import called_python_ops, nodes_of, opset_of
 from penstock.offline.convert.upgrade import upgrade
 from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import read_proto, save
@@ -112,7 +112,7 @@ class OnnxSource:
             f"{node.op_type} '{node.name or node.output[0]}'" for node in nodes_of(converted) if node.op_type in RANDOM
         ]
         exporter = "onnx.version_converter" if version < opset else "unchanged, onnx"
-        needs = tuple(sorted({f"{node.domain}::{node.op_type}" for node in nodes_of(converted)} & _in_python()))
+        needs = called_python_ops(converted)
         return Exported(f"{exporter} {onnx.__version__}", tuple(links), tuple(random), tuple(warnings), needs)
 
     def close(self) -> None:
@@ -170,21 +170,16 @@ def _artifact(source: Any) -> Artifact:
     return Artifact.from_bytes(read_file(path))
 
 
-def _in_python() -> set[str]:
-    return {one.name for one in custom_ops() if one.form == "python"}
-
-
 def _check_operators(proto: onnx.ModelProto) -> None:
     """Raises UnsupportedOperators with all operators that neither ONNX, ONNX Runtime, the model itself nor the user defines."""
-    functions = {(one.domain, one.name) for one in proto.functions}
+    defined = {(one.domain, one.name) for one in proto.functions}
+    defined |= {(one.domain, one.operator) for one in custom_ops() if one.form == "python"}
     found: dict[tuple[str, str], UnsupportedOperator] = {}
     for node in nodes_of(proto):
         key = node.domain, node.op_type
-        if node.domain in _OWN or key in functions or onnx.defs.has(node.op_type, node.domain):
+        if node.domain in _OWN or key in defined or onnx.defs.has(node.op_type, node.domain):
             continue
         title = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        if title in _in_python():
-            continue
         way_out = (
             "add a function with this name to the model, export it again without the operator, or define the operator in a "
             "file for --ops with @penstock.register_op(..., form='python')"

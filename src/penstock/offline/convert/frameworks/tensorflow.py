@@ -19,6 +19,7 @@ from penstock.engines.custom_ops import run_file
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, TensorLink
 from penstock.offline.convert.declarations import chosen_outputs, free_axes
+from penstock.offline.convert.repairs.graphs import called_python_ops
 from penstock.offline.convert.tensorflow import exporter, keras, sources
 from penstock.offline.convert.tensorflow import links as linking
 from penstock.tensor import Array, Signature, TensorSpec
@@ -135,7 +136,7 @@ class _TensorFlowModel:
             model = exporter.converted(request, opset)
         exporter.write(model, target)
         links: tuple[TensorLink, ...] = tuple(linking.links(model, shapes, self._renamed))
-        return Exported(f"tf2onnx {exporter.VERSION}", links, random, python_ops=exporter.python_ops(model))
+        return Exported(f"tf2onnx {exporter.VERSION}", links, random, python_ops=called_python_ops(model))
 
     def close(self) -> None:
         self._concrete = self._graph = None

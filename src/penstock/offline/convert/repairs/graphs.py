@@ -8,6 +8,8 @@ from typing import Any
 import onnx
 from onnx import helper
 
+from penstock.engines.custom_ops import custom_ops
+
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """``graph``, and the graphs in its nodes."""
@@ -23,6 +25,12 @@ def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def called_python_ops(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """The names of the registered operators in Python that ``proto`` calls."""
+    called = {f"{node.domain}::{node.op_type}" for node in nodes_of(proto)}
+    return tuple(one.name for one in custom_ops() if one.form == "python" and one.name in called)
 
 
 def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

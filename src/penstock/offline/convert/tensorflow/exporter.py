@@ -125,12 +125,6 @@ def write(model: onnx.ModelProto, target: Path) -> None:
     onnx.save_model(model, target, save_as_external_data=large, location=f"{target.name}.data" if large else None)
 
 
-def python_ops(model: onnx.ModelProto) -> tuple[str, ...]:
-    """The operators in Python that ``model`` calls."""
-    called = {f"{node.domain}::{node.op_type}" for node in nodes_below(model.graph)}
-    return tuple(name for name in _in_python() if name in called)
-
-
 def _in_python() -> dict[str, CustomOp]:
     """The user's definitions of operators of TensorFlow. Raises InvalidArgument."""
     found = {one.name: one for one in custom_ops() if one.domain == TENSORFLOW}
