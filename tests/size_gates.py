@@ -17,7 +17,7 @@ ROOM_LINES = {
     "": 2_450,
     "bundle": 2_697,
     "cli": 4_281,
-    "engines": 2_379,
+    "engines": 2_383,
     "inputs": 1_106,
     "offline": 1_363,
     "offloading": 630,
