@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -34,7 +35,9 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def extensions() -> None:
-    pytest.importorskip("onnxruntime_extensions", reason="the extra penstock[extensions] is not installed")
+    pytest.importorskip(
+        "penstock.engines.extensions", exc_type=ImportError, reason="the extra penstock[extensions] is not installed"
+    )
 
 
 def artifact(operator: str, kind: DataType = DataType.FP32) -> Artifact:
@@ -163,6 +166,12 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(EngineUnavailable, match="onnxruntime-extensions") as caught:
         loaded("absent", lambda x: x)
     assert "penstock[extensions]" in caught.value.hint
+
+
+@pytest.mark.usefixtures("extensions")
+def test_child_processes_keep_the_fast_protobuf() -> None:
+    """The package sets this variable, with which Penstock's messages cannot be read."""
+    assert "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION" not in os.environ
 
 
 @pytest.mark.usefixtures("extensions")

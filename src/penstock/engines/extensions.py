@@ -7,19 +7,23 @@ functions are called here: if one fails, the operator returns zeros, the run is 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnxruntime as ort
-from onnxruntime_extensions import PyCustomOpDef, get_library_path
-from onnxruntime_extensions._extensions_pydll import add_custom_op  # `onnx_op` would call the function unguarded
 
 from penstock.engines.custom_ops import CustomOp, OperatorFailed, custom_ops
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.tensor import Array, DataType, as_bytes
+
+with patch.dict(os.environ):  # the package sets a variable that would make child processes use protobuf in Python
+    from onnxruntime_extensions import PyCustomOpDef, get_library_path
+    from onnxruntime_extensions._extensions_pydll import add_custom_op  # `onnx_op` would call the function unguarded
 
 _KINDS = {DataType.FP32: "dt_float", DataType.FP64: "dt_double", DataType.BYTES: "dt_string"}
 """The types whose names differ from numpy's."""

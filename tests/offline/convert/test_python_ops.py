@@ -19,7 +19,9 @@ from penstock.offline.convert.certificate import certificate_of
 from penstock.offline.convert.convert import Conversion, ParityFailed, convert
 from penstock.online.instances.process_instance import ProcessModel
 
-pytest.importorskip("onnxruntime_extensions", reason="the extra penstock[extensions] is not installed")
+pytest.importorskip(
+    "penstock.engines.extensions", exc_type=ImportError, reason="the extra penstock[extensions] is not installed"
+)
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.filterwarnings(
