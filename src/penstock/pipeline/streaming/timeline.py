@@ -63,10 +63,6 @@ class Timeline:
             totals[span.step] += span.end_ns - span.start_ns
         return totals
 
-    def of_item(self, item: int) -> list[Span]:
-        """The spans of one item, in order of their start."""
-        return [span for span in self._sorted() if item in span.items]
-
     def chrome_trace(self) -> bytes:
         """JSON for ``chrome://tracing`` and Perfetto: one row for each thread, and the items and batch size of each call."""
         lanes = self.lanes
