@@ -149,5 +149,5 @@ def test_huge_files_and_thousands_of_examples_are_refused(tmp_path: Path) -> Non
     with pytest.raises(InvalidConfig, match=rf"'huge.txt' has {1 << 40} bytes, but a file of a pipeline has at most"):
         pack_pipeline(path, tmp_path / "b.bundle")
     path.write_text(SCORES + "  - {features: [1, 2, 3]}\n" * 1_000)
-    with pytest.raises(InvalidConfig, match="'examples' is wrong: Expected 'array' of length <= 1000"):
+    with pytest.raises(InvalidConfig, match="'examples' is wrong: Expected 'list' of length <= 1000"):
         pack_pipeline(path, tmp_path / "b.bundle")
