@@ -10,6 +10,7 @@ import io
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 
 import cv2
@@ -132,7 +133,7 @@ def resizing() -> list[Case]:
     """From 1280 × 720 pixels to 224 × 224."""
     pixels = photo(720, 1280)
     tensor = torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32))[None]
-    real = pixels.astype(np.float32)
+    planes, real = torch.from_numpy(pixels).permute(2, 0, 1)[None], pixels.astype(np.float32)
 
     def pillow() -> Array:
         return np.asarray(Image.fromarray(pixels).resize((224, 224), Image.Resampling.BILINEAR))
@@ -143,12 +144,29 @@ def resizing() -> list[Case]:
     def antialiased() -> object:
         return torch.nn.functional.interpolate(tensor, (224, 224), mode="bilinear", antialias=True)
 
+    def whole(antialias: bool) -> object:
+        return torch.nn.functional.interpolate(planes, (224, 224), mode="bilinear", antialias=antialias)
+
     def plain(mode: str = "bilinear") -> object:
         return torch.nn.functional.interpolate(tensor, (224, 224), mode=mode)
 
     return [
         _case("resize", "Pillow", Resize(size=(224, 224)), pillow, value=pixels),
         _case("resize", "OpenCV", Resize(size=(224, 224), like="opencv"), opencv, value=pixels),
+        _case(
+            "resize UINT8, antialias",
+            "PyTorch",
+            Resize(size=(224, 224), like="torch"),
+            partial(whole, True),
+            value=pixels,
+        ),
+        _case(
+            "resize UINT8",
+            "PyTorch",
+            Resize(size=(224, 224), like="torch", antialias=False),
+            partial(whole, False),
+            value=pixels,
+        ),
         _case("resize FP32, antialias", "PyTorch", Resize(size=(224, 224), like="torch"), antialiased, value=real),
         _case("resize FP32", "PyTorch", Resize(size=(224, 224), like="torch", antialias=False), plain, value=real),
         _case(

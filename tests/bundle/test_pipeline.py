@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import penstock
@@ -17,7 +18,13 @@ from penstock.bundle.pack import write_zip
 from penstock.bundle.pack_model import pack_model
 from penstock.bundle.pipeline import GOLDEN, PIPELINE, load_models, local_models, open_any, open_pipeline
 from penstock.errors import IntegrityError, Unsupported
+from penstock.online.repository.layout import Layout
+from penstock.online.repository.loading.pipeline import load_any
+from penstock.online.repository.resolved_version import LoadOptions
 from penstock.pipeline.golden import Golden
+from penstock.pipeline.steps.image.fuse import Fused
+from penstock.pipeline.value import Value
+from picture_pipelines import pack_corners
 from pipelines import scores_bundle, scores_folder
 
 INNER = "models/linear.bundle"
@@ -156,3 +163,20 @@ def test_the_batch_of_a_model_is_measured_if_a_build_did(tmp_path: Path) -> None
     bundle.manifest = msgspec.structs.replace(bundle.manifest, evidence=evidence())
     assert local_models(opened.models, loaded)["linear"].is_tuned
     loaded["linear"].loaded.unload()
+
+
+def test_steps_that_calls_run_joined_are_replayed_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, run = pack_corners(tmp_path), Fused.run
+
+    def darker(step: Fused, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        return {"value": run(step, inputs)["value"] * np.float32(0.5)}
+
+    monkeypatch.setattr(Fused, "run", darker)
+    message = r"step 'resize\+normalise' is the first that differs: in 'scaled', it differs by"
+    with pytest.raises(IntegrityError, match=message):
+        penstock.open(bundle)
+    (version := tmp_path / "root" / "corners" / "1").mkdir(parents=True)
+    bundle.rename(version / bundle.name)
+    layout = Layout((tmp_path / "root",))
+    with pytest.raises(IntegrityError, match=message):
+        load_any(layout, layout.define("corners"), "1", LoadOptions())

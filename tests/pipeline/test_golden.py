@@ -65,6 +65,20 @@ def test_differences_are_named(before: Any, now: Any, reason: str) -> None:
     pytest.importorskip("re").compile(reason).search(found) or pytest.fail(found)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2047, 4094, 4095])
+def test_every_element_of_a_small_array_is_compared(place: int) -> None:
+    before, now = np.linspace(-1, 1, 4096), np.linspace(-1, 1, 4096)
+    now[place] += 0.01
+    assert difference(recorded(before), recorded(now), 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 224, 224), (1, 640, 640)])
+def test_a_change_of_one_row_of_a_picture_is_seen(shape: tuple[int, int, int]) -> None:
+    now = np.ones(shape, np.float32)
+    now[-1, shape[1] // 2] = 0.9
+    assert difference(recorded(np.ones(shape, np.float32)), recorded(now), 1e-3)
+
+
 def test_floats_within_the_tolerance_are_equal() -> None:
     assert difference(recorded(FLOATS), recorded(FLOATS * (1 + 1e-5)), 1e-4) == ""
 
@@ -103,6 +117,12 @@ def test_the_first_step_that_differs_is_named() -> None:
     ):
         replay(_runner(1.01), _golden(), {}, {"linear": "fp32"})
     replay(_runner(1.01), _golden(), {}, {"linear": "fp32"}, {"linear": 0.05})
+
+
+@pytest.mark.parametrize("factor", [1.0003, 0.9997])
+def test_the_tolerance_is_a_ten_thousandth(factor: float) -> None:
+    with pytest.raises(IntegrityError, match="more than the tolerance of"):
+        replay(_runner(factor), _golden(), {}, {"linear": "fp32"})
 
 
 def test_steps_after_another_variant_are_not_compared() -> None:

@@ -86,7 +86,7 @@ class PipelineBundle:
             )
 
     def replay(self, runner: ItemRunner, variants: Mapping[str, str]) -> None:
-        """Run the golden samples. ``runner`` runs the function of the bundle with ``golden.observed``, and its models ``variants``.
+        """Run the golden samples. ``runner`` runs one of ``golden.replayed`` of the bundle's function, and its models ``variants``.
         Raises IntegrityError, naming the first step that differs.
         """
         tolerances = {name: tolerance_of(bundle, variants[name]) for name, bundle in self.models.items()}

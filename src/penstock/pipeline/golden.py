@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.errors import IntegrityError, PenstockError
 from penstock.pipeline.function import Function, models_of
+from penstock.pipeline.streaming.fusing import fused
 from penstock.pipeline.value import Value, check_inputs
 from penstock.tensor import Array, DataType, as_bytes, from_wire, to_wire
 
@@ -153,6 +154,12 @@ def observed(function: Function) -> Function:
     return msgspec.structs.replace(function, outputs={name: function.types[name] for name in values}, graph=graph)
 
 
+def replayed(function: Function) -> list[Function]:
+    """The functions whose values are compared at load: all steps apart, and, if calls run some of them joined, the joined steps."""
+    joined = fused(function, function.graph.outputs)
+    return [observed(one) for one in ([function] if joined is function else [function, joined])]
+
+
 def record(runner: ItemRunner, inputs: Mapping[str, Value]) -> dict[str, Recorded]:
     """All values of one run of ``runner``, which runs an ``observed`` function. Raises PenstockError."""
     found = runner.call(inputs)
@@ -166,7 +173,7 @@ def replay(
     variants: Mapping[str, str],
     tolerances: Mapping[str, float] = {},
 ) -> None:
-    """Run all examples by ``runner``, which runs an ``observed`` function, and compare the results of all steps.
+    """Run all examples by ``runner``, which runs a ``replayed`` function, and compare the results of all its steps.
 
     ``variants`` and ``tolerances`` have the variant of each model that runs, and its tolerance. If another variant was recorded, steps
     after this model are not compared. Raises IntegrityError with the first step that differs.

@@ -18,7 +18,7 @@ from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable, prefixed
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
-from penstock.pipeline.golden import observed
+from penstock.pipeline.golden import replayed
 from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Media, Value, ValueType, check_inputs
@@ -48,7 +48,8 @@ class Pipeline:
             models = local_models(bundle.models, self._loaded)
             variants = {name: one.variant.name for name, one in self._loaded.items()}
             if bundle.golden.examples:
-                bundle.replay(Direct(observed(function), models), variants)
+                for one in replayed(function):
+                    bundle.replay(Direct(one, models), variants)
             self._direct, self._stages = Direct(function, models), Stages(function, models)
         except BaseException:
             self._unload()

@@ -55,4 +55,6 @@ def test_a_value_that_two_steps_read_is_kept() -> None:
 def test_other_pipelines_are_left_alone() -> None:
     found = function()
     assert fused(found, ["p"]) is found
+    single = picture(["pixels", "small"], STEPS[:2])
+    assert fused(single, ["pixels", "small"]) is single
     assert Direct(found, LOCAL).call({"features": FEATURES}).keys() == {"label", "p"}

@@ -16,7 +16,9 @@ _PIXELS = "penstock.pipeline.steps.image."
 
 
 def fused(function: Function, outputs: Sequence[str]) -> Function:
-    """``function`` with joined steps, if only ``outputs`` are wanted. Values between joined steps no longer exist."""
+    """``function`` with joined steps, if only ``outputs`` are wanted. Values between joined steps no longer exist. The function itself
+    if no steps can be joined.
+    """
     if sum(type(work).__module__.startswith(_PIXELS) for work in function.work.values()) < 2:
         return function
     from penstock.pipeline.steps.image.fuse import FUSABLE, fuse  # noqa: PLC0415 - see ``_PIXELS``
@@ -42,5 +44,7 @@ def fused(function: Function, outputs: Sequence[str]) -> Function:
             work[name] = fuse(parts)
             first = PipelineStep(name, first.inputs, last.outputs)
         steps.append(first)
+    if len(steps) == len(function.graph.steps):
+        return function
     graph = msgspec.structs.replace(function.graph, steps=tuple(steps))
     return msgspec.structs.replace(function, graph=graph, work=work)

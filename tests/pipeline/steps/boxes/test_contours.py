@@ -69,3 +69,10 @@ def test_a_map_needs_two_dimensions() -> None:
         ContourBoxes().run({"value": np.full((3, 3), np.nan, np.float32)})
     with pytest.raises(InvalidInput, match=r"not \[height, width\]"):
         ContourBoxes().run({"value": np.zeros((0, 3), np.float32)})
+
+
+@pytest.mark.parametrize(("rows", "count"), [(3, 0), (4, 1)])
+def test_regions_of_three_rows_are_noise(rows: int, count: int) -> None:
+    chart = np.zeros((60, 120), np.float32)
+    chart[20 : 20 + rows, 20:80] = 1  # from the first row's centre to that of the last, a rectangle is one pixel less
+    assert len(ContourBoxes().run({"value": chart})["boxes"]) == count

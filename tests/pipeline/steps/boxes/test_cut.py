@@ -68,3 +68,10 @@ def test_boxes_without_area_are_warped_to_a_pixel_and_long_ones_refused() -> Non
     with pytest.raises(InvalidInput, match=r"use crop_boxes for \[n, 4\]"):
         WarpBoxes().run({"image": image, "boxes": np.zeros((1, 4), np.float32)})
     assert WarpBoxes().check({"image": IMAGE, "boxes": QUADS})["crops"].many
+
+
+@pytest.mark.parametrize(("height", "shape"), [(29, (29, 20)), (30, (20, 30)), (31, (20, 31))])
+def test_a_box_is_turned_from_a_ratio_of_one_and_a_half(height: int, shape: tuple[int, int]) -> None:
+    quad = np.array([[[5, 5], [25, 5], [25, 5 + height], [5, 5 + height]]], np.float32)
+    (crop,) = WarpBoxes().run({"image": np.zeros((60, 60, 3), np.uint8), "boxes": quad})["crops"]
+    assert crop.shape[:2] == shape

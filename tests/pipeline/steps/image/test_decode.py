@@ -103,6 +103,26 @@ def test_pictures_are_turned_upright(format: str, orientation: int) -> None:
     assert decoded(content, orient=False).shape == (9, 17, 3)
 
 
+XMP = b"""<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description
+xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>"""
+
+
+def exif_data(order: str, kind: int, orientation: int) -> bytes:
+    """EXIF data in the byte ``order`` with an orientation of the TIFF type ``kind``: 1 is BYTE, 3 is SHORT, 4 is LONG."""
+    form = {1: "Bxxx", 3: "Hxx", 4: "I"}[kind]
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}IHHHI", 8, 1, 0x0112, kind, 1)
+    return b"Exif\0\0" + head + struct.pack(f"{order}{form}I", orientation, 0)
+
+
+@pytest.mark.parametrize("options", [{"xmp": XMP}, *({"exif": exif_data(o, k, 6)} for o in "<>" for k in (1, 3, 4))])
+@pytest.mark.parametrize("format", ["JPEG", "WEBP"])
+def test_each_library_reads_other_forms_of_the_orientation(format: str, options: dict[str, bytes]) -> None:
+    content = encoded(random_pixels(9, 17), format, **options)
+    for colour in ("rgb", "grey"):
+        np.testing.assert_array_equal(decoded(content, colour=colour), by_pillow(content, colour))
+        np.testing.assert_array_equal(decoded(content, colour=colour, like="opencv"), by_opencv(content, colour))
+
+
 def test_grey_of_16_bits_is_not_clipped() -> None:
     content = cv2.imencode(".png", np.array([[0, 255, 256, 40_000]], np.uint16))[1].tobytes()
     with pytest.raises(InvalidInput, match="16-bit grey values, which Pillow would clip"):

@@ -178,6 +178,8 @@ def test_types_are_checked() -> None:
     assert Tokenise().check({"text": TEXT, "pair": TEXT})["input_ids"].shape == (-1,)
     with pytest.raises(InvalidConfig, match="needs a text as 'text', but it is file"):
         step.check({"text": FILE})
+    with pytest.raises(InvalidConfig, match="max_length 510, which is no multiple of 'multiple_of: 8'"):
+        Tokenise(max_length=510, multiple_of=8).check({"text": TEXT})
     with pytest.raises(InvalidConfig, match="has no input 'pair'"):
         Tokenise(truncation="only_second").check({"text": TEXT})
 

@@ -23,7 +23,7 @@ from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.resolved_version import LoadOptions, find
 from penstock.online.repository.triton.rules import prefix
 from penstock.pipeline.function import Function
-from penstock.pipeline.golden import observed
+from penstock.pipeline.golden import replayed
 from penstock.pipeline.streaming.models import LocalModel
 from penstock.pipeline.streaming.stages import Stages
 from penstock.resources import machine_facts
@@ -106,7 +106,8 @@ def _replay(opened: PipelineBundle, function: Function, parts: Mapping[str, Load
     models = {name: LocalModel(_only(part).forward) for name, part in parts.items()}
     machine = machine_facts()
     variants = {name: bundle.choose(machine, is_available).name for name, bundle in opened.models.items()}
-    opened.replay(Stages(observed(function), models), variants)
+    for one in replayed(function):
+        opened.replay(Stages(one, models), variants)
 
 
 def _only(part: LoadedVersion) -> LoadedModel:

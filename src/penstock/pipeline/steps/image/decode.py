@@ -48,7 +48,8 @@ class DecodeImage(Step, frozen=True, kw_only=True):
     like: Library = "pillow"
     """Library whose result is reproduced to the bit. The libraries differ in ``grey`` and for CMYK."""
     orient: bool = True
-    """Turn the picture upright if its EXIF data contain an orientation, as ``ImageOps.exif_transpose`` and ``cv2.imread`` do."""
+    """Turn the picture upright if its metadata contain an orientation, as ``ImageOps.exif_transpose`` or ``cv2.imread`` does: Pillow
+    also reads that of XMP."""
     max_pixels: Annotated[int, msgspec.Meta(ge=1)] = 64_000_000
     """Maximum number of pixels. The header is checked before any pixel is decoded."""
 
@@ -71,7 +72,8 @@ class DecodeImage(Step, frozen=True, kw_only=True):
             picture = _reader(content)(io.BytesIO(content))
             self._check_size(*picture.size)
             pixels = self._decoded(content, picture)
-            return {"value": _upright(pixels, picture) if self.orient and _has_metadata(content, picture) else pixels}
+            turns = self.orient and self.like == "pillow" and _has_metadata(content, picture)
+            return {"value": _upright(pixels, picture) if turns else pixels}
         except _DAMAGED as error:
             reason = f": {error}" if str(error) else ""
             raise InvalidInput(f"the picture is damaged{reason}", "send a complete file") from None
@@ -100,7 +102,8 @@ class DecodeImage(Step, frozen=True, kw_only=True):
             return pixels
         if self.like == "opencv":
             flag = {"rgb": cv2.IMREAD_COLOR_RGB, "bgr": cv2.IMREAD_COLOR, "grey": cv2.IMREAD_GRAYSCALE}[self.colour]
-            found = cv2.imdecode(np.frombuffer(content, np.uint8), flag | cv2.IMREAD_IGNORE_ORIENTATION)
+            turn = 0 if self.orient else cv2.IMREAD_IGNORE_ORIENTATION
+            found = cv2.imdecode(np.frombuffer(content, np.uint8), flag | turn)
             if found is None:
                 raise ValueError
             return found.reshape(*found.shape[:2], -1)
@@ -115,7 +118,11 @@ class DecodeImage(Step, frozen=True, kw_only=True):
         return pixels.reshape(*pixels.shape[:2], -1)
 
     def _fast_jpeg(self, content: bytes, picture: Image) -> Array | None:
-        """The result of libjpeg without the library around it, which is the same. None if it does not read the file."""
+        """The result of libjpeg without the library around it, which is the same. None if it does not read the file, or if OpenCV
+        may turn it: OpenCV reads fewer forms of the orientation than Pillow.
+        """
+        if self.like == "opencv" and self.orient and "exif" in picture.info:
+            return None
         if picture.mode not in ("RGB", "L") or (
             self.colour == "grey" and self.like == "pillow" and picture.mode == "RGB"
         ):

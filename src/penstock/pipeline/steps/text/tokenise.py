@@ -48,7 +48,8 @@ class Tokenise(Step, frozen=True, kw_only=True):
     """``fixed`` pads to ``max_length``. ``longest`` keeps the text's own length, rounded up to ``multiple_of``: an item of a
     pipeline is one text, and its tokens never depend on other items."""
     multiple_of: Annotated[int, Meta(ge=1)] = 1
-    """Pad to a multiple of this number of tokens, so that more texts have equal lengths and can be batched."""
+    """Pad to a multiple of this number of tokens, so that more texts have equal lengths and can be batched. ``max_length`` must be a
+    multiple of it, too."""
     padding_side: Literal["right", "left"] = "right"
     """The side on which padding is added."""
     pad_token: str = ""
@@ -59,9 +60,14 @@ class Tokenise(Step, frozen=True, kw_only=True):
     """Maximum size of each text as UTF-8. A longer text is refused."""
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """Three INT64 vectors of one length. Raises InvalidConfig unless the inputs are texts."""
+        """Three INT64 vectors of one length. Raises InvalidConfig unless the inputs are texts, and the options fit."""
         for name in inputs:
             check_is_text("tokenise", name, inputs)
+        if self.padding == "longest" and self.max_length % self.multiple_of:
+            raise InvalidConfig(
+                f"step 'tokenise' has max_length {self.max_length}, which is no multiple of 'multiple_of: {self.multiple_of}'",
+                "otherwise, the longest texts would be padded to more than max_length tokens",
+            )
         if self.truncation == "only_second" and "pair" not in inputs:
             raise InvalidConfig("step 'tokenise' truncates 'only_second', but has no input 'pair'")
         length = self.max_length if self.padding == "fixed" else -1
