@@ -15,8 +15,10 @@ import pytest
 import trustme
 from PIL import Image
 
+from penstock.artifact import Artifact
 from penstock.bundle.pack_model import pack_model
 from penstock.bundle.pack_pipeline import pack_pipeline
+from penstock.offline.split import parts
 from processes import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +27,13 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))) if BLOCK.search(path.read_text())]
 GOES_ON_FROM = {"mixed-precision": "sensitivity"}
 """Pages whose code continues the code of another page."""
-ASKS_A_SERVER = {"model-repository", "python-api", "shared-memory"}
+ASKS_A_SERVER = {"model-repository", "offload", "python-api", "shared-memory"}
 """Pages whose code sends requests to a server of the digits model."""
 PACKS_A_PIPELINE = {"pipelines"}
 """Pages whose code runs the pipeline that they declare."""
+SPLITS_A_MODEL = {"offload"}
+"""Pages whose code uses a model that their command splits."""
+CUT = "/pool/GlobalAveragePool_output_0"
 OPENS_A_PIPELINE = {"README"}
 """Pages whose code runs a pipeline that is packed elsewhere."""
 SHOP = """\
@@ -88,6 +93,14 @@ def pack_shop(folder: Path) -> None:
         Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / name)
 
 
+def split_a_model(folder: Path) -> None:
+    """Split the digits model, under the name that the page gives its model."""
+    shutil.copyfile(DIGITS / "model.onnx", folder / "resnet.onnx")
+    (folder / "parts").mkdir()
+    for name, part in zip(("head", "tail"), parts(Artifact.from_file(folder / "resnet.onnx"), CUT), strict=True):
+        (folder / "parts" / f"{name}.onnx").write_bytes(part.data)
+
+
 def code_of(page: Path) -> str:
     before = GOES_ON_FROM.get(page.stem)
     text = (page.with_stem(before).read_text() if before else "") + page.read_text()
@@ -113,6 +126,8 @@ def test_a_page_runs(page: Path, folder: Path, request: pytest.FixtureRequest) -
         pack_pipeline_of(page, folder)
     if page.stem in OPENS_A_PIPELINE:
         pack_shop(folder)
+    if page.stem in SPLITS_A_MODEL:
+        split_a_model(folder)
     if page.stem in ASKS_A_SERVER:
         address = "{}:{}".format(*request.getfixturevalue("server").address)
         code = re.sub(r"(?:localhost|127\.0\.0\.1):8000", address, code)
