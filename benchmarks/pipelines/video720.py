@@ -3,7 +3,7 @@ after the other in ONNX Runtime with its defaults. Both run the same INT8 model.
 
 The stream is also compared with its slower half: decoding and preparing alone, or the model alone, each on all cores. If both halves
 are limited by the same cores, this bound cannot be reached: the stream then needs at least the sum of both times. It is compared with
-this sum, too. As many H.264 frames are classified by the stream, and by such a loop over PyAV with its default threads.
+this sum, too. As many H.264 frames are classified by the stream, and by such a loop over PyAV, which decodes in threads.
 
 The loop runs its model on all cores, and only decoding leaves cores idle, so a stream of the same model can gain little: it takes at
 least its CPU time, shared among the cores, which is shown. The engine is not bound in a bundle that `penstock build` makes of the same
@@ -138,8 +138,9 @@ def _values(told: Told) -> Mapping[str, Value]:
 
 def _by_pyav(path: Path) -> Iterator[Image.Image]:
     with av.open(str(path)) as container:
+        container.streams.video[0].thread_type = "AUTO"
         for frame in container.decode(video=0):
-            yield frame.to_image()
+            yield Image.fromarray(frame.to_ndarray(format="rgb24"))
 
 
 def _clip(path: Path, jpegs: Sequence[bytes], count: int) -> Path:
