@@ -92,6 +92,22 @@ def test_types_are_given_with_the_form_python_and_only_then(options: Any) -> Non
         register_op("test::f", **options)
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def fail_without_words(x: np.ndarray) -> np.ndarray:
+    raise Wordless
+
+
+@pytest.mark.usefixtures("extensions")
+def test_text_with_a_zero_byte_is_refused() -> None:
+    model = loaded("zero_byte", lambda x: np.array([["a\0b"]], np.object_), "str")
+    with pytest.raises(OperatorFailed, match="zero byte"):
+        model.forward({"x": np.array([[b"a"]], np.object_)})
+
+
 @pytest.mark.usefixtures("extensions")
 @pytest.mark.parametrize(
     ("function", "message"),
@@ -102,6 +118,7 @@ def test_types_are_given_with_the_form_python_and_only_then(options: Any) -> Non
         (lambda x: x.astype(np.float64), "returned float64, but declares FP32"),
         (lambda x: (x, x), "returned float32, float32, but declares FP32"),
         (lambda x: None, "returned object, but declares FP32"),
+        (fail_without_words, r"raised Wordless \(test_extensions.py:\d+\)"),
     ],
 )
 def test_a_function_that_fails_is_named_and_the_model_still_runs(function: Any, message: str) -> None:
@@ -110,8 +127,10 @@ def test_a_function_that_fails_is_named_and_the_model_still_runs(function: Any, 
         with pytest.raises(OperatorFailed, match=f"the operator 'fails::fails' {message}"):
             call()
     register_op("fails::fails", form="python", inputs=["float32"], outputs=["float32"])(lambda x: x + 1)
-    OnnxRuntimeEngine().load(artifact("fails"), OPTIONS)  # a second definition replaces the first
-    np.testing.assert_array_equal(model.forward({"x": X})["y"], X + 1)
+    second = OnnxRuntimeEngine().load(artifact("fails"), OPTIONS)
+    np.testing.assert_array_equal(second.forward({"x": X})["y"], X + 1)
+    with pytest.raises(OperatorFailed, match=message):  # a second definition is for models that are loaded later
+        model.forward({"x": X})
 
 
 @pytest.mark.usefixtures("extensions")
@@ -189,3 +208,17 @@ def test_files_that_ran_are_known(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument):
         run_file(tmp_path / "bad.py")
     assert files() == (str((tmp_path / "good.py").resolve()),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Wordless(Exception):\n    def __str__(self):\n        raise RuntimeError\nraise Wordless",
+        "import sys\nsys.path = []\n1 / 0",
+    ],
+)
+def test_a_file_that_hides_its_error(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(InvalidArgument, match=r"'bad.py' raised (Wordless|ZeroDivisionError)"):
+        run_file(tmp_path / "bad.py")

@@ -10,6 +10,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -72,7 +73,8 @@ def register_op(
     The function takes the operator's arguments. With form ``"torch"``, it computes the operator from other torch operators. With form
     ``"onnx"``, it is a function of onnxscript, which the exporter calls with ONNX values. With form ``"python"``, it takes and returns
     numpy arrays of the types ``inputs`` and ``outputs``, such as ``["float32", "int64"]``; it is part of no model, so that the model
-    runs only where the function is registered. A second definition replaces the first. Raises InvalidArgument.
+    runs only where the function is registered. A second definition is for models that are
+    loaded later. Raises InvalidArgument.
     """
     if not isinstance(name, str) or name.count("::") != 1:
         raise InvalidArgument(
@@ -146,9 +148,12 @@ def run_file(file: Path) -> None:
             raise
         places = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == str(file)]
         line = f" ({file.name}:{places[-1].lineno})" if places else ""
+        with suppress(Exception):  # the user's class of errors may be unable to say anything
+            line = f": {error}{line}"
         raise InvalidArgument(
-            f"'{file.name}' raised {type(error).__name__}: {error}{line}", "correct the file given as --ops"
+            f"'{file.name}' raised {type(error).__name__}{line}", "correct the file given as --ops"
         ) from None
     finally:
-        sys.path.remove(folder)
+        with suppress(ValueError):  # the file may have changed the path
+            sys.path.remove(folder)
     _files[str(file.resolve())] = None

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -39,14 +39,16 @@ class _Run(threading.local):
     """The run of this thread. A session without parallel execution calls operators in the thread of the run."""
 
     options: ort.RunOptions | None = None
+    functions: Mapping[int, CustomOp] = {}
     error: BaseException | None = None
 
 
 _run = _Run()
 
 
-def library(needed: Iterable[CustomOp]) -> str:
-    """The path of the library with all registered operators, to add to the options of a session that needs some of them.
+def library(needed: Iterable[CustomOp]) -> tuple[str, dict[int, CustomOp]]:
+    """The path of the library with all registered operators, to add to the options of a session that needs some of them, and the
+    operators by their numbers. The session keeps these, whatever other files or programs define later.
 
     Raises InvalidArgument for an operator whose namespace has been used before. onnxruntime-extensions keeps the operators of a
     namespace in one vector, and sessions keep pointers into it, which a new element would invalidate.
@@ -66,7 +68,7 @@ def library(needed: Iterable[CustomOp]) -> str:
                     "register all operators of a namespace, with their final types, before the first model is loaded",
                 )
         PyCustomOpDef.install_hooker(_called)  # a program that uses onnxruntime-extensions itself may have replaced it
-    return str(get_library_path())
+        return str(get_library_path()), dict(enumerate(_operators))
 
 
 def _key(one: CustomOp) -> tuple[object, ...]:
@@ -84,9 +86,10 @@ def _add(one: CustomOp) -> None:
 
 
 @contextlib.contextmanager
-def reporting(options: ort.RunOptions) -> Iterator[None]:
-    """Raise the error of a function that fails in a run with ``options`` within the block."""
-    before, _run.options, _run.error = (_run.options, _run.error), options, None
+def reporting(options: ort.RunOptions, functions: Mapping[int, CustomOp]) -> Iterator[None]:
+    """Call ``functions`` in a run with ``options`` within the block, and raise the error of one that fails."""
+    before = _run.options, _run.functions, _run.error
+    _run.options, _run.functions, _run.error = options, functions, None
     error: BaseException | None = None
     try:
         yield
@@ -94,7 +97,7 @@ def reporting(options: ort.RunOptions) -> Iterator[None]:
         if _run.error is None:
             raise
     finally:
-        error, (_run.options, _run.error) = _run.error, before
+        error, (_run.options, _run.functions, _run.error) = _run.error, before
     if error is not None:
         options.terminate = False  # it means that a time limit has passed
         raise error
@@ -106,7 +109,7 @@ def _kinds(types: Sequence[DataType]) -> list[int]:
 
 def _called(number: int, inputs: Sequence[Array], attributes: object) -> tuple[object, ...]:
     """Called by the library: the number, then shape and elements of every output. It must not raise."""
-    one = _operators[number]
+    one = _run.functions.get(number) or _operators[number]
     try:
         outputs = _outputs(one, one.function(*inputs))
     except BaseException as error:
@@ -142,13 +145,17 @@ def _outputs(one: CustomOp, found: Any) -> list[Array]:
 def _text(array: Array) -> Array:
     text = np.empty(array.size, np.object_)
     text[:] = [as_bytes(element).decode() for element in array.reshape(-1).tolist()]
+    if any("\0" in element for element in text):
+        raise ValueError("an element contains a zero byte, at which ONNX Runtime would cut it")
     return text.reshape(array.shape)
 
 
 def _failure(one: CustomOp, error: BaseException) -> OperatorFailed:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if one.code and frame.filename == one.code.co_filename]
-    raised = f"the operator '{one.name}' raised {type(error).__name__}: {error}"
+    raised = f"the operator '{one.name}' raised {type(error).__name__}"
+    with contextlib.suppress(BaseException):  # the user's class of errors may be unable to say anything
+        raised += f": {error}"
     return OperatorFailed(raised + _place(one, lines[-1] if lines else None), "correct the function, or the inputs")
 
 

@@ -119,7 +119,7 @@ class OnnxRuntimeEngine(OptionsEngine):
             raise InvalidConfig(finding.message, finding.hint)
         refuse_errors(check_artifact(artifact, self.formats))
         session_options = _session_options(typed)
-        extensions = _extensions(artifact, session_options)
+        reporting = _extensions(artifact, session_options)
         if not self._machine.has_integer_dot_product:
             # Without this option, ONNX Runtime adds pairs of products in 16 bits on this CPU, which saturates silently if weights
             # exceed 64. On CPUs with a dot product for integers, the option would only select slower kernels.
@@ -136,8 +136,8 @@ class OnnxRuntimeEngine(OptionsEngine):
             raise Unavailable(
                 f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
             )
-        if extensions is not None:
-            return PythonOpsModel(session, typed.arena, extensions)
+        if reporting is not None:
+            return PythonOpsModel(session, typed.arena, reporting)
         model = OnnxRuntimeModel(session, typed.arena)
         is_steady = typed.providers == ("CPUExecutionProvider",) and not has_control_flow(artifact.data)
         model.predictable = model.predictable and is_steady
@@ -244,15 +244,15 @@ class PythonOpsModel(OnnxRuntimeModel):
 
     reentrant = False
 
-    def __init__(self, session: ort.InferenceSession, has_arena: bool, extensions: Any) -> None:
+    def __init__(self, session: ort.InferenceSession, has_arena: bool, reporting: Any) -> None:
         super().__init__(session, has_arena)
         self.predictable = False
-        self._extensions = extensions
+        self._reporting = reporting
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         options = self._run_options = self._run_options or ort.RunOptions()
         try:
-            with self._extensions.reporting(options):
+            with self._reporting(options):
                 return super().forward(inputs)
         finally:
             self._run_options = None
@@ -333,16 +333,17 @@ def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
 
 
 def _extensions(artifact: Artifact, options: ort.SessionOptions) -> Any:
-    """Add the operators in Python that ``artifact`` may need to ``options``. Returns the module that calls them; None without any."""
+    """Add the operators in Python that ``artifact`` may need to ``options``. Returns the context of runs; None without any."""
     if not (operators := python_ops(artifact.data)):
         return None
     try:
         from penstock.engines import extensions  # noqa: PLC0415 - its package is optional
     except ImportError as error:
         raise EngineUnavailable("onnxruntime-extensions", "penstock[extensions]", reason=str(error)) from error
-    options.register_custom_ops_library(extensions.library(operators))
+    path, functions = extensions.library(operators)
+    options.register_custom_ops_library(path)
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    return extensions
+    return partial(extensions.reporting, functions=functions)
 
 
 def _spec(value: Any) -> TensorSpec:

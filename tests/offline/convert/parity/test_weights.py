@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
 import pytest
 
 from benchmarks.onnx_source import OnnxSource
+from penstock.offline.convert.base import Exported
 from penstock.offline.convert.parity.nodes import Nodes
 from penstock.offline.convert.parity.weights import altered_weight
 from penstock.tensor import Array
@@ -26,7 +27,9 @@ def found(theirs: Mapping[str, Array], ours: Mapping[str, Array]) -> str:
     for constants in (theirs, ours):
         models.append(parsed("g (float[N,6] x) => (float[N,6] y) { y = Abs(x) }"))
         models[-1].graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())
-    divergence = altered_weight(Nodes(models[1]), OnnxSource(artifact(models[0]), models[0]), list(theirs))
+    divergence = altered_weight(
+        Nodes(models[1]), OnnxSource(artifact(models[0]), models[0]), Exported("", weights=tuple(theirs))
+    )
     return divergence.source if divergence else ""
 
 
@@ -48,6 +51,16 @@ def test_one_changed_value_is_found_in_any_layout(layout: Callable[[Array], Arra
 def test_a_tensor_with_the_name_of_a_weight_is_this_weight(change: Callable[[Array], Array]) -> None:
     assert found({"layer.weight": WEIGHT}, {"layer.weight": change(WEIGHT)}) == "layer.weight"
     assert not found({"layer.weight": WEIGHT}, {"folded": change(WEIGHT)})
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint8", "bool"])
+def test_one_changed_integer_is_found_by_its_name(kind: str) -> None:
+    table = (np.arange(5000) % 2).astype(kind)
+    changed = table.copy()
+    changed[4320] = 1
+    assert found({"table": table}, {"table": changed}) == "table"
+    assert not found({"table": table}, {"table": table})
+    assert not found({"table": table}, {"val_1": changed})
 
 
 @pytest.mark.parametrize("weight", [WEIGHT, SPARSE])
@@ -75,6 +88,50 @@ def test_a_folded_batch_normalisation_is_no_change(weight: Array) -> None:
 )
 def test_a_tensor_that_is_made_from_a_weight_is_no_change(made: Array) -> None:
     assert not found({"layer.weight": WEIGHT, "ones": np.ones_like(WEIGHT)}, {"val_1": made})
+
+
+class Computing(OnnxSource):
+    """A source that computes one value from its weights."""
+
+    computed: Array
+
+    def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        found = super().values(inputs, [one for one in names if one != "computed"])
+        return found | ({"computed": self.computed} if "computed" in names else {})
+
+
+@pytest.mark.parametrize(("change", "is_found"), [(1 + 1e-7, False), (1.0001, True)])
+def test_a_tensor_that_the_source_computes_is_no_change(change: float, is_found: bool) -> None:
+    """Half of the values of a weight normalisation can be those of the weight."""
+    computed = WEIGHT * np.array([1, 1, 1, 1, 1, 1.005, 1.005, 1.005], np.float32)[:, None]
+    models = [parsed("g (float[N,6] x) => (float[N,6] y) { y = Abs(x) }") for _ in range(2)]
+    changed = computed.copy()
+    changed[1, 2] *= np.float32(change)
+    for model, name, one in zip(models, ("weight", "val_1"), (WEIGHT, changed.T), strict=True):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(one, name))
+    source = Computing(artifact(models[0]), models[0])
+    source.computed = computed
+    for names, wanted in (("computed",), is_found), ((), True):
+        exported = Exported("", weights=("weight",), computed=names)
+        assert bool(altered_weight(Nodes(models[1]), source, exported)) is wanted
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_batch_normalisation_folded_into_a_grouped_transposed_convolution(groups: int) -> None:
+    weight, factors = WEIGHT.reshape(4, 4, 3), np.linspace(0.5, 2, 8, dtype=np.float32).reshape(2, 1, 4, 1)
+    folded = (weight.reshape(2, 2, 4, 3) * factors).reshape(4, 4, 3)
+    weights = {"up.weight": weight, "norm.running_var": np.ones(8, np.float32)}
+    models = [
+        parsed(f"g (float[N,4,5] x, float[4,4,3] w) => (float[N,C,L] y) {{ y = ConvTranspose<group={groups}>(x, w) }}")
+        for _ in range(2)
+    ]
+    for model, constants in zip(models, (weights, weights | {"up.weight": folded}), strict=True):
+        model.graph.node[0].input[1] = "up.weight"
+        del model.graph.input[1]
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())
+    source = OnnxSource(artifact(models[0]), models[0])
+    is_found = altered_weight(Nodes(models[1]), source, Exported("", weights=tuple(weights))) is not None
+    assert is_found is (groups == 1)
 
 
 def test_a_source_without_weights() -> None:

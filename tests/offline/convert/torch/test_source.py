@@ -148,3 +148,24 @@ class Tuples(nn.Module):
 
 def test_outputs_have_the_names_of_the_fields():
     assert opened(Tuples(), x("N", 4)).signature.output_names == ["left", "right"]
+
+
+class Normalised(nn.Module):
+    """Half of the values of its weight norm are those of the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+        self.register_buffer("order", torch.arange(16).flip(0))
+
+    def forward(self, x):
+        return self.layer(x[:, self.order])
+
+
+def test_weights_that_the_module_computes_and_integers_are_proved(tmp_path):
+    torch.manual_seed(0)
+    penstock.convert(Normalised(), tmp_path / "model.onnx", inputs="x:float32[N,16]")
+    source = opened(Normalised(), x("N", 16))
+    exported = source.export(tmp_path / "again.onnx", 21)
+    assert "order" in {name.rpartition(".")[2] for name in exported.weights}
+    assert any(found.shape == (16, 16) for name in exported.computed for found in source.values({}, [name]).values())

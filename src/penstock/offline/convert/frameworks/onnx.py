@@ -113,7 +113,9 @@ class OnnxSource:
         ]
         exporter = "onnx.version_converter" if version < opset else "unchanged, onnx"
         needs = called_python_ops(converted)
-        return Exported(f"{exporter} {onnx.__version__}", tuple(links), tuple(random), tuple(warnings), needs)
+        return Exported(
+            f"{exporter} {onnx.__version__}", tuple(links), tuple(random), tuple(warnings), python_ops=needs
+        )
 
     def close(self) -> None:
         self._model.unload()

@@ -185,7 +185,7 @@ class Parity:
                 self._fail(case, want, reason, found)
 
     def _compare_weights(self, case: Case, want: Outputs) -> None:
-        if (found := altered_weight(self._nodes, self._source, self._exported.weights)) is not None:
+        if (found := altered_weight(self._nodes, self._source, self._exported)) is not None:
             self._fail(case, want, f"{found.where} than '{found.source}' of the source", found)
 
     def _fail(self, case: Case, want: Outputs, reason: str, found: Divergence) -> None:

@@ -64,6 +64,17 @@ class ProgramValues:
         watcher.run(*_placeholders(self._program, tensors))
         return watcher.found
 
+    def computed(self) -> tuple[str, ...]:
+        """The names of the tensors that depend on no input."""
+        fixed = {spec.arg.name for spec in self._program.graph_signature.input_specs if _is_stored(spec)}
+        names = []
+        for node in self._program.graph.nodes:
+            inputs = {one.name for one in node.all_input_nodes}
+            if node.op == "call_function" and inputs and inputs <= fixed:
+                fixed.add(node.name)
+                names += [node.name] if _is_tensor(node) else []
+        return tuple(names)
+
     def part(
         self, tensors: Sequence[torch.Tensor | None], given: Mapping[str, torch.Tensor], names: Sequence[str]
     ) -> dict[str, torch.Tensor]:
@@ -175,12 +186,17 @@ def _placeholders(program: Any, tensors: Sequence[torch.Tensor | None]) -> Itera
     left = iter(tensors)
     stored: Mapping[str, Any] = {**program.constants, **program.state_dict}
     for spec in program.graph_signature.input_specs:
-        if spec.kind is not InputKind.USER_INPUT:
+        if _is_stored(spec):
             yield stored[spec.target]
         elif hasattr(spec.arg, "value"):
             yield spec.arg.value
         else:
             yield next(left)
+
+
+def _is_stored(spec: Any) -> bool:
+    """True for parameters, buffers and constants."""
+    return spec.kind is not InputKind.USER_INPUT
 
 
 def _is_tensor(node: fx.Node) -> bool:

@@ -49,6 +49,8 @@ class TorchSource:
             if not inputs:
                 weights = self._weights()
                 found = {name: weights[name] for name in names if name in weights}
+                if isinstance(self._values, ProgramValues) and (left := [one for one in names if one not in weights]):
+                    found |= _run(self._values.part, [None] * len(self._job.inputs), {}, left)
             elif self._values is not None and set(inputs) == set(self._job.inputs):
                 found = _run(self._values, self._feeds(inputs), frozenset(names))
             elif isinstance(self._values, ProgramValues):
@@ -59,7 +61,9 @@ class TorchSource:
 
     def export(self, target: Path, opset: int) -> Exported:
         exported, self._values = export(self._job, target, opset)
-        return msgspec.structs.replace(exported, weights=tuple(self._weights()))
+        weights = tuple(self._weights())
+        computed = self._values.computed() if isinstance(self._values, ProgramValues) else ()
+        return msgspec.structs.replace(exported, weights=weights, computed=computed)
 
     def close(self) -> None:
         self._release()
@@ -75,7 +79,7 @@ class TorchSource:
         """The weights by their names in the ONNX model."""
         job = self._job
         state = job.program.state_dict if job.module is None else job.module.state_dict()
-        return {name: tensor for name, tensor in state.items() if tensor.is_floating_point() and tensor.numel() > 1}
+        return {name: tensor for name, tensor in state.items() if tensor.numel() > 1}
 
     def _feeds(self, inputs: Mapping[str, Array]) -> list[torch.Tensor]:
         for spec in self.signature.inputs:
