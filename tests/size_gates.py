@@ -21,7 +21,7 @@ ROOM_LINES = {
     "inputs": 1_106,
     "offline": 1_380,
     "offline/compress": 18_041,
-    "offline/convert": 15_732,
+    "offline/convert": 15_734,
     "offloading": 655,
     "offline/judge": 2_610,
     "offline/look": 1_145,
