@@ -40,6 +40,15 @@ examples:
   - {features: [1, 2, 3]}
   - {features: [0, -1, 0.5]}
 """
+TEXT_AND_FEATURES = """\
+name: both
+inputs:
+  text: {media: text}
+  features: {media: tensor, shape: [-1]}
+steps:
+  - {step: softmax, in: features, out: p}
+outputs: [p, text]
+"""
 FEATURES = np.array([1, 2, 3], np.float32)
 LINEAR = Signature((TensorSpec("x", DataType.FP32, (-1, 3)),), (TensorSpec("y", DataType.FP32, (-1, 2)),))
 FACTS = {"linear": ModelTraits(LINEAR, max_batch=8)}

@@ -335,17 +335,6 @@ class Decoded(str):
         return super().encode()
 
 
-ECHO = """\
-name: echo
-inputs:
-  text: {media: text}
-  features: {media: tensor, shape: [-1]}
-steps:
-  - {step: softmax, in: features, out: p}
-outputs: [p, text]
-"""
-
-
 def text_of(size: int, go: threading.Event | None = None) -> tuple[Text, dict[str, Any]]:
     text = Text(b"x" * size)
     text.threads, text.go = [], go
@@ -357,7 +346,7 @@ def text_of(size: int, go: threading.Event | None = None) -> tuple[Text, dict[st
 def test_large_texts_are_converted_on_other_threads() -> None:
     async def test() -> None:
         async with PipelineBench() as bench:
-            bench.pipeline(pipelines.function(ECHO))
+            bench.pipeline(pipelines.function(pipelines.TEXT_AND_FEATURES))
             for size, is_here in ((60_000, True), (70_000, False)):
                 text, inputs = text_of(size)
                 response = await bench.ask("p", inputs).response
@@ -370,7 +359,7 @@ def test_large_texts_are_converted_on_other_threads() -> None:
 def test_a_request_may_be_cancelled_while_its_text_is_converted() -> None:
     async def test() -> None:
         async with PipelineBench() as bench:
-            handle = bench.pipeline(pipelines.function(ECHO))
+            handle = bench.pipeline(pipelines.function(pipelines.TEXT_AND_FEATURES))
             text, inputs = text_of(70_000, threading.Event())
             asked = bench.ask("p", inputs)
             while not text.threads:

@@ -27,9 +27,7 @@ def trace(
         typer.Option("--output", "-o", help="Write the timelines: .svg for both, or .json for Perfetto (the stream)."),
     ] = None,
     items: Annotated[int, typer.Option(min=1, help="Number of items; the files are repeated.")] = 32,
-    allow_python: Annotated[
-        bool, typer.Option("--allow-python", help="Run the Python steps of the pipeline. Only for bundles you trust.")
-    ] = False,
+    allow_python: options.AllowPython = False,
     parents: options.Parents = False,
     json: options.Json = False,
 ) -> None:

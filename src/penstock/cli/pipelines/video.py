@@ -57,9 +57,7 @@ def video(
     partial: Annotated[
         bool, typer.Option("--partial", help="If the clip is damaged or truncated, keep the rows before the damage.")
     ] = False,
-    allow_python: Annotated[
-        bool, typer.Option("--allow-python", help="Run the Python steps of the pipeline. Only for bundles you trust.")
-    ] = False,
+    allow_python: options.AllowPython = False,
     parents: options.Parents = False,
     json: options.Json = False,
 ) -> None:

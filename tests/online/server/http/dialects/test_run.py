@@ -25,17 +25,8 @@ from penstock.tensor import Array, DataType
 
 FORM = b"multipart/form-data; boundary=b"
 JSON = b"application/json"
-BOTH = """\
-name: both
-inputs:
-  text: {media: text}
-  features: {media: tensor, shape: [-1]}
-steps:
-  - {step: softmax, in: features, out: p}
-outputs: [p, text]
-"""
 NUMBERS = pipelines.function()
-TWO = pipelines.function(BOTH)
+TWO = pipelines.function(pipelines.TEXT_AND_FEATURES)
 
 
 def tensors(kind: bytes, body: bytes, function: Function = NUMBERS) -> dict[str, Array]:
