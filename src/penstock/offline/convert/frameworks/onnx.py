@@ -143,9 +143,8 @@ def _choose(proto: onnx.ModelProto, options: ConvertOptions) -> None:
     if options.inputs or options.dynamic:  # the shapes of the other tensors follow from those of the inputs
         del graph.value_info[:]
         for value in graph.output:
-            for (
-                dim
-            ) in value.type.tensor_type.shape.dim:  # the rank stays, because inference ends at operators of the user
+            # The rank stays, because inference ends at operators of the user.
+            for dim in value.type.tensor_type.shape.dim:
                 dim.Clear()
 
 
