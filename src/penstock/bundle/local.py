@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,8 +19,8 @@ class DeviceLimits(msgspec.Struct, frozen=True):
     """Limits on what models may use of a device."""
 
     threads: int = 0
-    """Threads of each model. 0 means the number that was measured when its bundle was built, or a thread for each usable core if none
-    was measured."""
+    """Threads of each model, of all its calls together. 0 means the number that was measured when its bundle was built, or a thread
+    for each usable core if none was measured."""
     max_memory: int = 0
     """Maximum bytes of memory of all models together, as their engines estimate it; 0 means no limit."""
     power_saving: bool = False
@@ -36,6 +37,7 @@ class LocalVariant(NamedTuple):
     variant: Variant
     memory_bytes: int
     """Estimated memory of the model."""
+    threads: int
 
 
 def options_of(variant: Variant) -> dict[str, Any]:
@@ -56,13 +58,9 @@ def load_variant(
     Raises Unavailable if no variant runs here, ResourceExhausted over the memory limit, and the errors of the engine.
     """
     variant = bundle.choose(machine_facts(), is_available)
-    engine, artifact = get_engine(variant.engine), bundle.artifact(variant)
-    options, cores = options_of(variant), usable_cores()
-    options["threads"] = limits.threads or min(options["threads"] or cores, cores)
-    if shares_cores:
-        options = {**traits(variant.engine).shared_options, **options}
-    if limits.power_saving:
-        options |= traits(variant.engine).shared_options
+    engine, artifact, cores = get_engine(variant.engine), bundle.artifact(variant), usable_cores()
+    threads = limits.threads or min(options_of(variant)["threads"] or cores, cores)
+    options = _options(variant, threads, limits, shares_cores)
     memory_bytes = engine.estimate(artifact, options).memory_bytes
     if limits.max_memory and used_bytes + memory_bytes > limits.max_memory:
         raise ResourceExhausted(
@@ -70,4 +68,18 @@ def load_variant(
             f"but max_memory is {limits.max_memory:,} bytes",
             "raise max_memory, or build a smaller model with `penstock compress`",
         )
-    return LocalVariant(engine.load(artifact, options), variant, memory_bytes)
+    return LocalVariant(engine.load(artifact, options), variant, memory_bytes, threads)
+
+
+def load_copies(bundle: Bundle, variant: Variant, threads: int, limits: DeviceLimits) -> Iterator[LoadedModel]:
+    """Load copies of ``variant`` with ``threads`` threads each, as they are taken. Raises the errors of the engine."""
+    engine, artifact = get_engine(variant.engine), bundle.artifact(variant)
+    while True:
+        yield engine.load(artifact, _options(variant, threads, limits, shares_cores=True))
+
+
+def _options(variant: Variant, threads: int, limits: DeviceLimits, shares_cores: bool) -> dict[str, Any]:
+    options, shared = {**options_of(variant), "threads": threads}, traits(variant.engine).shared_options
+    if shares_cores:
+        options = {**shared, **options}
+    return {**options, **shared} if limits.power_saving else options

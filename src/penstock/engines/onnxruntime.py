@@ -243,6 +243,7 @@ class PythonOpsModel(OnnxRuntimeModel):
     """A session with operators in Python, which hold the interpreter lock, and need not be reentrant."""
 
     reentrant = False
+    keeps_state = True  # a function may, and all copies of the model would call the same one
 
     def __init__(self, session: ort.InferenceSession, has_arena: bool, reporting: Any) -> None:
         super().__init__(session, has_arena)

@@ -189,6 +189,7 @@ def load_file(artifact: Artifact, path: Path) -> Model:
 
 def load_bundle(bundle: Bundle, limits: DeviceLimits = NO_LIMITS) -> Model:
     """The model of ``bundle`` with the engine of its tuned variant. Raises the errors of ``load_variant``."""
-    loaded, variant, _ = load_variant(bundle, limits)
-    reason = coupling(bundle.artifact(variant), loaded.signature) if bundle.manifest.serving.max_batch == 1 else ""
-    return Model(bundle.name, loaded, variant, bundle.manifest, coupling=reason)
+    one = load_variant(bundle, limits)
+    is_single = bundle.manifest.serving.max_batch == 1
+    reason = coupling(bundle.artifact(one.variant), one.loaded.signature) if is_single else ""
+    return Model(bundle.name, one.loaded, one.variant, bundle.manifest, coupling=reason)

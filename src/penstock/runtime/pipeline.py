@@ -6,12 +6,14 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.bundle.copies import StreamModels
 from penstock.bundle.local import NO_LIMITS, DeviceLimits
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
@@ -44,13 +46,14 @@ class Pipeline:
         self._function = function = bundle.function(allow_python)
         self._manifest = bundle.manifest
         self._loaded = load_models(bundle.models, limits)
+        models = local_models(bundle.models, self._loaded)
+        self._copies = StreamModels(bundle, function, self._loaded, models, limits)
         try:
-            models = local_models(bundle.models, self._loaded)
             variants = {name: one.variant.name for name, one in self._loaded.items()}
             if bundle.golden.examples:
                 for one in replayed(function):
                     bundle.replay(Direct(one, models), variants)
-            self._direct, self._stages = Direct(function, models), Stages(function, models)
+            self._direct, self._alone = Direct(function, models), Stages(function, models)
         except BaseException:
             self._unload()
             raise
@@ -147,7 +150,9 @@ class Pipeline:
                     unread.append(None)
                     yield inputs
 
-        for told in self._stages.stream(readable(), threads=self._threads):
+        is_short = isinstance(items, Sized) and len(items) < 2
+        stages = self._alone if is_short else self._streaming
+        for told in stages.stream(readable(), threads=self._threads):
             while (error := unread.popleft()) is not None:
                 yield error
             yield told
@@ -162,10 +167,10 @@ class Pipeline:
         with self._running():
             for number, item in enumerate(items):
                 try:
-                    self._stages.call(self._item(item), alone)
+                    self._alone.call(self._item(item), alone)
                 except PenstockError as error:
                     raise prefixed(f"item {number}: ", error) from None
-            for told in self._stages.stream(map(self._item, items), threads=self._threads, timeline=streamed):
+            for told in self._streaming.stream(map(self._item, items), threads=self._threads, timeline=streamed):
                 if isinstance(told, PenstockError):
                     raise told
         return alone, streamed
@@ -205,7 +210,13 @@ class Pipeline:
     ) -> None:
         self.close()
 
+    @cached_property
+    def _streaming(self) -> Stages:
+        """The stages of streams."""
+        return Stages(self._function, self._copies.get())
+
     def _unload(self) -> None:
+        self._copies.unload()
         for one in self._loaded.values():
             one.loaded.unload()
 

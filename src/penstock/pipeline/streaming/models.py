@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -25,10 +26,13 @@ class ModelCaller(Protocol):
         ...
 
 
+Forward = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
 class LocalModel(msgspec.Struct, frozen=True, eq=False):
     """A model in this process. ``forward`` is ``LoadedModel.forward``; the workers call it."""
 
-    forward: Callable[[Mapping[str, Array]], dict[str, Array]]
+    forward: Forward
     max_batch: int = 1
     """Maximum rows of a call. Must be 1 unless rows are proven to be independent."""
     calls: int = 1
@@ -48,6 +52,24 @@ def guarded(model: LocalModel) -> LocalModel:
             return model.forward(inputs)
 
     return msgspec.structs.replace(model, forward=forward)
+
+
+def spread(copies: Sequence[LocalModel]) -> LocalModel:
+    """The model of ``copies``. Each call goes to a copy that no other call uses, and waits if there is none."""
+    if len(copies) == 1:
+        return copies[0]
+    free: queue.SimpleQueue[Forward] = queue.SimpleQueue()
+    for copy in copies:
+        free.put(copy.forward)
+
+    def forward(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        taken = free.get()
+        try:
+            return taken(inputs)
+        finally:
+            free.put(taken)
+
+    return msgspec.structs.replace(copies[0], forward=forward, calls=len(copies))
 
 
 def shapes_of(step: ModelStep, inputs: Mapping[str, Value]) -> Hashable:

@@ -1,0 +1,145 @@
+"""Copies of a pipeline's models for its streams.
+
+One call is fastest if it has all cores. A stream makes several calls at a time, and is fastest if each has few threads: threads that
+share one call wait for each other at every operator. The copies are loaded by the first stream, so other callers need neither the time
+nor the memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.bundle.local import DeviceLimits, LocalVariant, load_copies, options_of
+from penstock.bundle.pipeline import PipelineBundle, open_pipeline
+from penstock.engines.base import LoadedModel
+from penstock.engines.registry import traits
+from penstock.errors import IntegrityError, PenstockError
+from penstock.pipeline.direct import Direct
+from penstock.pipeline.function import Function
+from penstock.pipeline.golden import replayed
+from penstock.pipeline.streaming.models import LocalModel, guarded, spread
+from penstock.resources import usable_cores, usable_memory
+
+_log = logging.getLogger(__name__)
+
+_SHARE = 2
+"""Without ``max_memory``, the models may take this fraction of the memory: 1 / 2."""
+
+
+class CopyPlan(NamedTuple):
+    """The copies of a model that a stream loads."""
+
+    count: int
+    threads: int
+    """Of each copy."""
+
+
+def plan_copies(one: LocalVariant, instances: int, cores: int, spare_bytes: int) -> CopyPlan:
+    """The copies of ``one``, so that its calls in a stream keep ``cores`` cores busy. ``instances`` is the number that was measured.
+
+    1. A model that was tuned keeps its threads, and makes ``instances`` calls at a time. Another makes a call of one thread for each
+       core.
+    2. All calls share one copy if the model is reentrant and has one thread. Otherwise, each has its own.
+    3. The copies take at most ``spare_bytes``. If that is too little for all, a model that was not tuned has fewer copies with more
+       threads.
+    4. A model that keeps state or runs on a GPU has no copies.
+    """
+    known, tuned = traits(one.variant.engine), options_of(one.variant)["threads"]
+    if one.loaded.keeps_state or (known.gpu_options and known.gpu_options(0).keys() & one.variant.options.keys()):
+        return CopyPlan(0, one.threads)
+    threads = min(tuned or 1, cores)
+    calls = min(instances if tuned else cores, cores // threads)
+    is_loaded = threads == one.threads
+    count = (1 if one.loaded.reentrant and threads == 1 else calls) - is_loaded
+    fitting = max(0, spare_bytes // max(1, one.memory_bytes))
+    if count <= fitting or is_loaded:
+        return CopyPlan(min(count, fitting), threads)
+    return CopyPlan(fitting, cores // fitting) if fitting > 1 else CopyPlan(0, one.threads)
+
+
+class StreamModels:
+    """The models of a pipeline as its streams call them. Any thread may call the methods."""
+
+    def __init__(
+        self,
+        bundle: PipelineBundle,
+        function: Function,
+        loaded: Mapping[str, LocalVariant],
+        single: Mapping[str, LocalModel],
+        limits: DeviceLimits,
+    ) -> None:
+        """``single`` are the ``loaded`` models for single calls, which stay loaded. Loads nothing, and does not keep ``bundle``."""
+        self._path, self._digest = bundle.path.absolute(), bundle.digest
+        self._function, self._loaded, self._single, self._limits = function, loaded, single, limits
+        cores = limits.threads or usable_cores()
+        spare_bytes = limits.max_memory or usable_memory() // _SHARE
+        spare_bytes -= sum(one.memory_bytes for one in loaded.values())
+        self._plans: dict[str, CopyPlan] = {}
+        for name, one in loaded.items():
+            plan = plan_copies(one, bundle.models[name].manifest.serving.instances, cores, spare_bytes)
+            spare_bytes -= plan.count * one.memory_bytes
+            if plan.count:
+                self._plans[name] = plan
+        self._lock = threading.Lock()
+        self._models: Mapping[str, LocalModel] | None = None
+        self._copies: list[LoadedModel] = []
+
+    def get(self) -> Mapping[str, LocalModel]:
+        """The models. The first call loads the copies, and replays the golden samples with each. Raises the errors of ``penstock.open``.
+
+        If the bundle is no longer there, its streams go on with the models of single calls.
+        """
+        with self._lock:
+            if self._models is None:
+                bundle = self._opened_again() if self._plans else None
+                self._models = self._single if bundle is None else self._load(bundle)
+            return self._models
+
+    def unload(self) -> None:
+        """Release the memory of the copies. Idempotent."""
+        for copy in self._copies:
+            copy.unload()
+        self._copies.clear()
+
+    def _opened_again(self) -> PipelineBundle | None:
+        try:
+            bundle = open_pipeline(self._path)
+            if bundle.digest != self._digest:
+                raise IntegrityError("it was replaced")
+        except PenstockError as error:
+            reason = "streams run the models of single calls, because bundle '%s' cannot be read again: %s"
+            _log.warning(reason, self._path.name, error.message)
+            return None
+        return bundle
+
+    def _load(self, bundle: PipelineBundle) -> Mapping[str, LocalModel]:
+        copies: dict[str, list[LocalModel]] = {}
+        try:
+            for name, plan in self._plans.items():
+                found = copies[name] = []
+                loading = load_copies(bundle.models[name], self._loaded[name].variant, plan.threads, self._limits)
+                for copy in islice(loading, plan.count):
+                    self._copies.append(copy)
+                    found.append(guarded(msgspec.structs.replace(self._single[name], forward=copy.forward)))
+            self._replay(bundle, copies)
+        except BaseException:
+            self.unload()
+            raise
+        for name, plan in self._plans.items():
+            if plan.threads == self._loaded[name].threads:
+                copies[name].append(self._single[name])
+        return {**self._single, **{name: spread(found) for name, found in copies.items()}}
+
+    def _replay(self, bundle: PipelineBundle, copies: Mapping[str, Sequence[LocalModel]]) -> None:
+        if not bundle.golden.examples:
+            return
+        function, variants = replayed(self._function)[-1], {name: one.variant.name for name, one in self._loaded.items()}
+        for number in range(max(map(len, copies.values()))):
+            models = {name: found[number % len(found)] for name, found in copies.items()}
+            bundle.replay(Direct(function, {**self._single, **models}), variants)
