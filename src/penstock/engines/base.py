@@ -73,8 +73,7 @@ class LoadedModel(Protocol):
     """True if ``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes. The server may
     run short batches of such a model on its event loop."""
     keeps_state: bool = False
-    """True if outputs may depend on earlier calls. Warm-up calls could change the state, so they are skipped. A stream has no further
-    copies of such a model, which would have a state each."""
+    """True if outputs may depend on earlier calls. Such a model is not warmed up, and streams have no copies of it."""
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model. The signature does not include them."""
     unranked: frozenset[str] = frozenset()

@@ -240,14 +240,13 @@ class OnnxRuntimeModel(LoadedModel):
 
 
 class PythonOpsModel(OnnxRuntimeModel):
-    """A session with operators in Python, which hold the interpreter lock, and need not be reentrant."""
+    """A session with operators in Python, which hold the interpreter lock, need not be reentrant, and may keep state."""
 
     reentrant = False
-    keeps_state = True  # a function may, and all copies of the model would call the same one
 
     def __init__(self, session: ort.InferenceSession, has_arena: bool, reporting: Any) -> None:
         super().__init__(session, has_arena)
-        self.predictable = False
+        self.predictable, self.keeps_state = False, True
         self._reporting = reporting
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

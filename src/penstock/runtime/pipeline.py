@@ -13,14 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.bundle.copies import StreamModels
 from penstock.bundle.local import NO_LIMITS, DeviceLimits
+from penstock.bundle.local_models import LocalModels
 from penstock.bundle.manifest import PipelineManifest
-from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
+from penstock.bundle.pipeline import PipelineBundle, open_pipeline
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable, prefixed
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
-from penstock.pipeline.golden import replayed
 from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Media, Value, ValueType, check_inputs
@@ -45,18 +44,8 @@ class Pipeline:
         bundle.check_python(allow_python)
         self._function = function = bundle.function(allow_python)
         self._manifest = bundle.manifest
-        self._loaded = load_models(bundle.models, limits)
-        models = local_models(bundle.models, self._loaded)
-        self._copies = StreamModels(bundle, function, self._loaded, models, limits)
-        try:
-            variants = {name: one.variant.name for name, one in self._loaded.items()}
-            if bundle.golden.examples:
-                for one in replayed(function):
-                    bundle.replay(Direct(one, models), variants)
-            self._direct, self._alone = Direct(function, models), Stages(function, models)
-        except BaseException:
-            self._unload()
-            raise
+        self._models = LocalModels(bundle, function, limits)
+        self._direct, self._alone = Direct(function, self._models.single), Stages(function, self._models.single)
         self._threads = limits.threads or None
         self._idle = threading.Condition()
         self._calls: list[_Call] = []
@@ -200,7 +189,7 @@ class Pipeline:
                 stream.end(self._closed())
         with self._idle:
             self._idle.wait_for(lambda: not self._calls)
-        self._unload()
+        self._models.unload()
 
     def __enter__(self) -> Self:
         return self
@@ -213,12 +202,7 @@ class Pipeline:
     @cached_property
     def _streaming(self) -> Stages:
         """The stages of streams."""
-        return Stages(self._function, self._copies.get())
-
-    def _unload(self) -> None:
-        self._copies.unload()
-        for one in self._loaded.values():
-            one.loaded.unload()
+        return Stages(self._function, self._models.streamed())
 
     def _closed(self) -> Unavailable:
         return Unavailable(f"pipeline '{self.name}' is closed", "open it again")

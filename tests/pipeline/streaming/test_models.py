@@ -90,3 +90,27 @@ def test_a_guard_holds_for_all_threads() -> None:
     assert most == 2
     free = LocalModel(forward, calls=0)
     assert guarded(free) is free
+
+
+def test_calls_go_to_copies_that_are_free() -> None:
+    both, used = threading.Barrier(2), [0, 0]
+    locks = [threading.Lock(), threading.Lock()]
+
+    def copy(number: int) -> LocalModel:
+        def forward(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            assert locks[number].acquire(blocking=False), "one call at a time"
+            both.wait(30)  # passes only if the other copy runs, too
+            used[number] += 1
+            locks[number].release()
+            if inputs["x"][0]:
+                raise InvalidInput("wrong")
+            return {}
+
+        return LocalModel(forward, max_batch=8)
+
+    model = guarded(copy(0), copy(1))
+    assert (model.calls, model.max_batch) == (2, 8)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: attempted(model.forward, {"x": np.array([n % 3])}), range(20)))
+    assert used == [10, 10]
+    assert [isinstance(told, InvalidInput) for told in found] == [n % 3 > 0 for n in range(20)]

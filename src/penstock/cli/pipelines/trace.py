@@ -34,7 +34,7 @@ def trace(
     """Show when each step of a pipeline runs: for items one after the other, and for the same items in a stream.
 
     Each row of the chart is a thread, and each letter a step. Dots are idle time. A stream overlaps the steps of different items, and
-    batches the calls of models.
+    batches the calls of models. A model that takes all cores for one call has copies for a stream, which take fewer.
 
     [bold]Examples[/bold]
 
@@ -49,7 +49,7 @@ def trace(
         check_writable(output)
     with Pipeline.open(bundle, allow_python=allow_python) as pipeline:
         given = list(islice(cycle(files), items))
-        pipeline.batch(given[:1])  # the first call is slower
+        pipeline.trace(given[:1])  # the first calls are slower
         both = dict(zip(_TITLES, pipeline.trace(given), strict=True))
     if output is not None:
         _write(output, both)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -41,26 +40,14 @@ class LocalModel(msgspec.Struct, frozen=True, eq=False):
     """True if calls of ``max_batch`` rows were measured to be fast. Otherwise ``max_batch`` is only a limit."""
 
 
-def guarded(model: LocalModel) -> LocalModel:
-    """``model``, whose ``calls`` hold for all threads that use it."""
-    if not model.calls:
-        return model
-    free = threading.BoundedSemaphore(model.calls)
-
-    def forward(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        with free:
-            return model.forward(inputs)
-
-    return msgspec.structs.replace(model, forward=forward)
-
-
-def spread(copies: Sequence[LocalModel]) -> LocalModel:
-    """The model of ``copies``. Each call goes to a copy that no other call uses, and waits if there is none."""
-    if len(copies) == 1:
+def guarded(*copies: LocalModel) -> LocalModel:
+    """The model of ``copies``, for several threads. A call goes to a copy that has less than ``calls`` calls, or waits for one."""
+    if not copies[0].calls:
         return copies[0]
     free: queue.SimpleQueue[Forward] = queue.SimpleQueue()
     for copy in copies:
-        free.put(copy.forward)
+        for _ in range(copy.calls):
+            free.put(copy.forward)
 
     def forward(inputs: Mapping[str, Array]) -> dict[str, Array]:
         taken = free.get()
@@ -69,7 +56,7 @@ def spread(copies: Sequence[LocalModel]) -> LocalModel:
         finally:
             free.put(taken)
 
-    return msgspec.structs.replace(copies[0], forward=forward, calls=len(copies))
+    return msgspec.structs.replace(copies[0], forward=forward, calls=free.qsize())
 
 
 def shapes_of(step: ModelStep, inputs: Mapping[str, Value]) -> Hashable:

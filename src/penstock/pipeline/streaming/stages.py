@@ -60,22 +60,12 @@ class Stages:
             yield from _in_order(line, iter(items), max(1, self.ahead if ahead is None else ahead))
 
 
-class _Slot:
-    """The place of an item's outcome in the order."""
-
-    told: Told | None = None
-
-    def put(self, told: Told) -> None:
-        self.told = told
-
-
 def _in_order(line: Line, items: Iterator[Mapping[str, Value]], ahead: int) -> Iterator[Told]:
-    slots: deque[_Slot] = deque()
+    slots: deque[list[Told]] = deque()  # for each item, its outcome, once it is known
     number, failure, is_open = 0, None, True
     while is_open or slots:
-        if slots and (told := slots[0].told) is not None:
-            slots.popleft()
-            yield told
+        if slots and slots[0]:
+            yield slots.popleft()[0]
         elif is_open and len(slots) < ahead:
             try:
                 inputs = next(items)
@@ -84,10 +74,10 @@ def _in_order(line: Line, items: Iterator[Mapping[str, Value]], ahead: int) -> I
             except Exception as error:  # noqa: BLE001 - raised again, after the outcomes of the items before
                 failure, is_open = error, False
             else:
-                slots.append(slot := _Slot())
-                line.begin(number, inputs, slot.put)
+                slots.append(slot := list[Told]())
+                line.begin(number, inputs, slot.append)
                 number += 1
         else:
-            line.wait(lambda: slots[0].told is not None)
+            line.wait(lambda: bool(slots[0]))
     if failure is not None:
         raise failure

@@ -1,4 +1,4 @@
-"""Copies of a pipeline's models for its streams.
+"""The models of a pipeline in this process: one of each for single calls, and copies for streams.
 
 One call is fastest if it has all cores. A stream makes several calls at a time, and is fastest if each has few threads: threads that
 share one call wait for each other at every operator. The copies are loaded by the first stream, so other callers need neither the time
@@ -16,14 +16,14 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.bundle.local import DeviceLimits, LocalVariant, load_copies, options_of
-from penstock.bundle.pipeline import PipelineBundle, open_pipeline
+from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import traits
 from penstock.errors import IntegrityError, PenstockError
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.function import Function
 from penstock.pipeline.golden import replayed
-from penstock.pipeline.streaming.models import LocalModel, guarded, spread
+from penstock.pipeline.streaming.models import LocalModel, guarded
 from penstock.resources import usable_cores, usable_memory
 
 _log = logging.getLogger(__name__)
@@ -63,49 +63,61 @@ def plan_copies(one: LocalVariant, instances: int, cores: int, spare_bytes: int)
     return CopyPlan(fitting, cores // fitting) if fitting > 1 else CopyPlan(0, one.threads)
 
 
-class StreamModels:
-    """The models of a pipeline as its streams call them. Any thread may call the methods."""
+class LocalModels:
+    """The models of a pipeline in this process. Any thread may call the methods."""
 
-    def __init__(
-        self,
-        bundle: PipelineBundle,
-        function: Function,
-        loaded: Mapping[str, LocalVariant],
-        single: Mapping[str, LocalModel],
-        limits: DeviceLimits,
-    ) -> None:
-        """``single`` are the ``loaded`` models for single calls, which stay loaded. Loads nothing, and does not keep ``bundle``."""
+    def __init__(self, bundle: PipelineBundle, function: Function, limits: DeviceLimits) -> None:
+        """Load the models, and replay the golden samples of ``function``. Raises the errors of ``penstock.open``.
+
+        ``bundle`` is not kept, because the engines have their own copies of its models.
+        """
         self._path, self._digest = bundle.path.absolute(), bundle.digest
-        self._function, self._loaded, self._single, self._limits = function, loaded, single, limits
-        cores = limits.threads or usable_cores()
-        spare_bytes = limits.max_memory or usable_memory() // _SHARE
-        spare_bytes -= sum(one.memory_bytes for one in loaded.values())
-        self._plans: dict[str, CopyPlan] = {}
-        for name, one in loaded.items():
+        self._function, self._limits = function, limits
+        self._lock = threading.Lock()
+        self._streamed: Mapping[str, LocalModel] | None = None
+        self._copies: list[LoadedModel] = []
+        self._loaded = load_models(bundle.models, limits)
+        self.single = local_models(bundle.models, self._loaded)
+        """The models for calls of one item."""
+        self._plans = self._planned(bundle)
+        try:
+            self._replay(bundle, {}, replayed(function))
+        except BaseException:
+            self.unload()
+            raise
+
+    def streamed(self) -> Mapping[str, LocalModel]:
+        """The models for streams. The first call loads their copies, and replays the golden samples with each. Raises the errors of
+        ``penstock.open``. If the bundle is no longer there, streams use the models of single calls.
+        """
+        with self._lock:
+            if self._streamed is None:
+                bundle = self._opened_again() if self._plans else None
+                self._streamed = self.single if bundle is None else self._load(bundle)
+            return self._streamed
+
+    def unload(self) -> None:
+        """Release the memory. Idempotent."""
+        self._unload_copies()
+        for one in self._loaded.values():
+            one.loaded.unload()
+
+    def _unload_copies(self) -> None:
+        while self._copies:
+            self._copies.pop().unload()
+
+    def _planned(self, bundle: PipelineBundle) -> dict[str, CopyPlan]:
+        """The plans of the models that have copies."""
+        cores = self._limits.threads or usable_cores()
+        spare_bytes = self._limits.max_memory or usable_memory() // _SHARE
+        spare_bytes -= sum(one.memory_bytes for one in self._loaded.values())
+        plans = {}
+        for name, one in self._loaded.items():
             plan = plan_copies(one, bundle.models[name].manifest.serving.instances, cores, spare_bytes)
             spare_bytes -= plan.count * one.memory_bytes
             if plan.count:
-                self._plans[name] = plan
-        self._lock = threading.Lock()
-        self._models: Mapping[str, LocalModel] | None = None
-        self._copies: list[LoadedModel] = []
-
-    def get(self) -> Mapping[str, LocalModel]:
-        """The models. The first call loads the copies, and replays the golden samples with each. Raises the errors of ``penstock.open``.
-
-        If the bundle is no longer there, its streams go on with the models of single calls.
-        """
-        with self._lock:
-            if self._models is None:
-                bundle = self._opened_again() if self._plans else None
-                self._models = self._single if bundle is None else self._load(bundle)
-            return self._models
-
-    def unload(self) -> None:
-        """Release the memory of the copies. Idempotent."""
-        for copy in self._copies:
-            copy.unload()
-        self._copies.clear()
+                plans[name] = plan
+        return plans
 
     def _opened_again(self) -> PipelineBundle | None:
         try:
@@ -122,24 +134,28 @@ class StreamModels:
         copies: dict[str, list[LocalModel]] = {}
         try:
             for name, plan in self._plans.items():
-                found = copies[name] = []
-                loading = load_copies(bundle.models[name], self._loaded[name].variant, plan.threads, self._limits)
-                for copy in islice(loading, plan.count):
+                one, found = self._loaded[name], list[LocalModel]()
+                calls = 0 if one.loaded.reentrant and plan.threads == 1 else 1
+                for copy in islice(
+                    load_copies(bundle.models[name], one.variant, plan.threads, self._limits), plan.count
+                ):
                     self._copies.append(copy)
-                    found.append(guarded(msgspec.structs.replace(self._single[name], forward=copy.forward)))
-            self._replay(bundle, copies)
+                    found.append(msgspec.structs.replace(self.single[name], forward=copy.forward, calls=calls))
+                copies[name] = found
+            for number in range(max(map(len, copies.values()))):
+                chosen = {name: found[number % len(found)] for name, found in copies.items()}
+                self._replay(bundle, chosen, replayed(self._function)[-1:])
         except BaseException:
-            self.unload()
+            self._unload_copies()
             raise
         for name, plan in self._plans.items():
             if plan.threads == self._loaded[name].threads:
-                copies[name].append(self._single[name])
-        return {**self._single, **{name: spread(found) for name, found in copies.items()}}
+                copies[name].append(msgspec.structs.replace(self.single[name], calls=1))
+        return {**self.single, **{name: guarded(*found) for name, found in copies.items()}}
 
-    def _replay(self, bundle: PipelineBundle, copies: Mapping[str, Sequence[LocalModel]]) -> None:
+    def _replay(self, bundle: PipelineBundle, copies: Mapping[str, LocalModel], functions: Sequence[Function]) -> None:
         if not bundle.golden.examples:
             return
-        function, variants = replayed(self._function)[-1], {name: one.variant.name for name, one in self._loaded.items()}
-        for number in range(max(map(len, copies.values()))):
-            models = {name: found[number % len(found)] for name, found in copies.items()}
-            bundle.replay(Direct(function, {**self._single, **models}), variants)
+        variants = {name: one.variant.name for name, one in self._loaded.items()}
+        for function in functions:
+            bundle.replay(Direct(function, {**self.single, **copies}), variants)
