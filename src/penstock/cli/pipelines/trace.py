@@ -34,7 +34,7 @@ def trace(
     """Show when each step of a pipeline runs: for items one after the other, and for the same items in a stream.
 
     Each row of the chart is a thread, and each letter a step. Dots are idle time. A stream overlaps the steps of different items, and
-    batches the calls of models. A model that takes all cores for one call has copies for a stream, which take fewer.
+    batches the calls of models. It makes several calls at a time, of fewer threads each.
 
     [bold]Examples[/bold]
 
