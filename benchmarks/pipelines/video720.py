@@ -161,8 +161,8 @@ def _rows(found: Mapping[str, Sequence[Spent]], count: int) -> list[Row]:
     forms = [name for name in found if name.startswith(_HALF)]
     prepare, model = wall["decoding and resizing alone"], list(map(min, *(wall[name] for name in forms)))
     least = [one.cpu_s for one in found["decoding and resizing alone"]]
-    for number, spent in enumerate(zip(*(found[name] for name in forms), strict=True)):
-        least[number] += min(one.cpu_s for one in spent)
+    for number in range(len(least)):
+        least[number] += min(found[name][number].cpu_s for name in forms)
     allowed = ratio(wall["serial"], [one / usable_cores() for one in least])
     slower = ratio(list(map(max, prepare, model)), wall["ours"])
     shared = ratio(list(map(sum, zip(prepare, model, strict=True))), wall["ours"])

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from penstock import Pipeline
 from penstock.bundle import local, local_models
-from penstock.bundle.local import LocalVariant
+from penstock.bundle.local import DeviceLimits, LocalVariant, load_copies
 from penstock.bundle.local_models import CopyPlan, plan_copies
 from penstock.bundle.manifest import Variant
+from penstock.bundle.pipeline import open_pipeline
 from penstock.engines.onnxruntime import OnnxRuntimeModel
 from penstock.errors import IntegrityError
 from penstock.tensor import Array
@@ -67,17 +68,17 @@ def test_no_plan_exceeds_the_cores_or_the_memory(
 ) -> None:
     loaded = one(tuned, cores if is_limited else min(tuned or cores, cores), reentrant)
     plan = plan_copies(loaded, instances, cores, spare)
-    calls = plan.count + (plan.count > 0 and plan.threads == loaded.threads)
+    calls = plan.copies + (plan.copies > 0 and plan.threads == loaded.threads)
     assert calls * plan.threads <= cores
-    assert plan.count * loaded.memory_bytes <= max(0, spare)
-    if not tuned and not reentrant and plan.count:
+    assert plan.copies * loaded.memory_bytes <= max(0, spare)
+    if not tuned and not reentrant and plan.copies:
         assert calls * plan.threads > cores // 2, "the cores are used"
 
 
 def test_a_model_that_keeps_state_has_one_copy() -> None:
     loaded = one(0, 4)
     loaded.loaded.keeps_state = True
-    assert plan_copies(loaded, 1, 4, 100).count == 0
+    assert plan_copies(loaded, 1, 4, 100).copies == 0
 
 
 @pytest.fixture
@@ -93,10 +94,9 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads of each copy that is loaded."""
     found: list[int] = []
-    load = local_models.load_copies
 
     def counted(bundle: Any, variant: Any, threads: int, limits: Any) -> Iterator[Any]:
-        for copy in load(bundle, variant, threads, limits):
+        for copy in load_copies(bundle, variant, threads, limits):
             found.append(threads)
             yield copy
 
@@ -123,12 +123,12 @@ def test_limits_hold_for_the_copies(bundle: Path, loads: list[int]) -> None:
     with Pipeline.open(bundle) as scores:
         need = scores._models._loaded["linear"].memory_bytes
     for limits, threads in (
-        ({"max_memory": 2 * need}, []),
-        ({"max_memory": 3 * need}, [2, 2]),
-        ({"threads": 2}, [1, 1]),
+        (DeviceLimits(max_memory=2 * need), []),
+        (DeviceLimits(max_memory=3 * need), [2, 2]),
+        (DeviceLimits(threads=2), [1, 1]),
     ):
         loads.clear()
-        with Pipeline.open(bundle, **limits) as scores:
+        with Pipeline(open_pipeline(bundle), limits) as scores:
             scores.batch(ITEMS)
         assert loads == threads
 
@@ -139,14 +139,13 @@ def test_each_copy_is_checked(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def load(opened: Any, variant: Any, threads: int, limits: Any) -> Iterator[FakeModel]:
         right = next(load_copies(opened, variant, threads, limits))
 
-        def forward(inputs: Mapping[str, Array], factor: float) -> dict[str, Array]:
-            return {name: array * np.float32(factor) for name, array in right.forward(inputs).items()}
+        def wrong(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            return {name: array * np.float32(1.5) for name, array in right.forward(inputs).items()}
 
-        for number in range(4):
-            models.append(FakeModel(forward=lambda inputs, factor=1.5 if number == 3 else 1: forward(inputs, factor)))
+        for forward in (right.forward, right.forward, right.forward, wrong):
+            models.append(FakeModel(forward=forward))
             yield models[-1]
 
-    load_copies = local_models.load_copies
     monkeypatch.setattr(local_models, "load_copies", load)
     with Pipeline.open(bundle) as scores:
         for _ in range(2):

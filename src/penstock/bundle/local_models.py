@@ -35,7 +35,7 @@ _SHARE = 2
 class CopyPlan(NamedTuple):
     """The copies of a model that a stream loads."""
 
-    count: int
+    copies: int
     threads: int
     """Of each copy."""
 
@@ -114,8 +114,8 @@ class LocalModels:
         plans = {}
         for name, one in self._loaded.items():
             plan = plan_copies(one, bundle.models[name].manifest.serving.instances, cores, spare_bytes)
-            spare_bytes -= plan.count * one.memory_bytes
-            if plan.count:
+            spare_bytes -= plan.copies * one.memory_bytes
+            if plan.copies:
                 plans[name] = plan
         return plans
 
@@ -137,7 +137,7 @@ class LocalModels:
                 one, found = self._loaded[name], list[LocalModel]()
                 calls = 0 if one.loaded.reentrant and plan.threads == 1 else 1
                 for copy in islice(
-                    load_copies(bundle.models[name], one.variant, plan.threads, self._limits), plan.count
+                    load_copies(bundle.models[name], one.variant, plan.threads, self._limits), plan.copies
                 ):
                     self._copies.append(copy)
                     found.append(msgspec.structs.replace(self.single[name], forward=copy.forward, calls=calls))
