@@ -107,7 +107,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_first_stream_loads_the_copies(bundle: Path, loads: list[int]) -> None:
     with Pipeline.open(bundle) as scores:
         called = [scores(item) for item in ITEMS]
-        scores.batch(ITEMS[:1])
+        scores.batch(ITEMS[:15])
         assert loads == []
         for _ in range(2):
             answers = scores.batch(ITEMS)

@@ -27,6 +27,8 @@ from penstock.pipeline.wire import to_json, to_tensors
 
 _MAX_FILE_BYTES, _READ_BYTES = 1 << 30, 1 << 20
 """Maximum size of a file that is an input, because devices such as /dev/zero have no end; and the bytes to read at once."""
+_MANY_ITEMS = 16
+"""Fewer items take less time than loading copies of the models would."""
 Item = Any
 """The inputs of one item: a dict by name or, if the pipeline has one input, its value."""
 
@@ -139,7 +141,7 @@ class Pipeline:
                     unread.append(None)
                     yield inputs
 
-        is_short = isinstance(items, Sized) and len(items) < 2
+        is_short = isinstance(items, Sized) and len(items) < _MANY_ITEMS
         stages = self._alone if is_short else self._streaming
         for told in stages.stream(readable(), threads=self._threads):
             while (error := unread.popleft()) is not None:
