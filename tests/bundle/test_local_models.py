@@ -51,10 +51,12 @@ def one(tuned: int, threads: int, reentrant: bool = False, **options: Any) -> Lo
         (one(2, 2, reentrant=True), 2, 4, 100, CopyPlan(1, 2)),
         (one(1, 4, reentrant=True), 4, 4, 100, CopyPlan(1, 1)),
         (one(0, 4, gpu=0), 1, 4, 100, CopyPlan(0, 4)),
+        (one(0, 32), 1, 32, 900, CopyPlan(8, 4)),
+        (one(1, 1), 32, 32, 900, CopyPlan(31, 1)),
     ],
     ids=[
         "shared", "untuned", "little memory", "too little memory", "no memory", "one core", "tuned", "fewer cores", "fewer copies",
-        "short calls", "tuned and shared", "two threads", "threads given", "on a GPU",
+        "short calls", "tuned and shared", "two threads", "threads given", "on a GPU", "many cores", "many cores and tuned",
     ],
 )  # fmt: skip
 def test_plans(loaded: LocalVariant, instances: int, cores: int, spare: int, plan: CopyPlan) -> None:

@@ -28,8 +28,8 @@ from penstock.resources import usable_cores, usable_memory
 
 _log = logging.getLogger(__name__)
 
-_SHARE = 2
-"""Without ``max_memory``, the models may take this fraction of the memory: 1 / 2."""
+_SHARE, _MOST = 2, 8
+"""Without ``max_memory``, the models may take 1 / 2 of the memory. A model that no build has measured has at most 8 copies."""
 
 
 class CopyPlan(NamedTuple):
@@ -46,8 +46,8 @@ def plan_copies(one: LocalVariant, instances: int, cores: int, spare_bytes: int)
     1. A model that was tuned keeps its threads, and makes ``instances`` calls at a time. Another makes a call of one thread for each
        core.
     2. All calls share one copy if the model is reentrant and has one thread. Otherwise, each has its own.
-    3. The copies take at most ``spare_bytes``. If that is too little for all, a model that was not tuned has fewer copies with more
-       threads.
+    3. The copies take at most ``spare_bytes``. A model that was not tuned has at most ``_MOST``, because loading takes time. If these
+       are too few, it has fewer copies with more threads.
     4. A model that keeps state or runs on a GPU has no copies.
     """
     known, tuned = traits(one.variant.engine), options_of(one.variant)["threads"]
@@ -57,7 +57,7 @@ def plan_copies(one: LocalVariant, instances: int, cores: int, spare_bytes: int)
     calls = min(instances if tuned else cores, cores // threads)
     is_loaded = threads == one.threads
     count = (1 if one.loaded.reentrant and threads == 1 else calls) - is_loaded
-    fitting = max(0, spare_bytes // max(1, one.memory_bytes))
+    fitting = min(max(0, spare_bytes // max(1, one.memory_bytes)), calls if tuned else _MOST)
     if count <= fitting or is_loaded:
         return CopyPlan(min(count, fitting), threads)
     return CopyPlan(fitting, cores // fitting) if fitting > 1 else CopyPlan(0, one.threads)
