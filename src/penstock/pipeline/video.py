@@ -109,7 +109,7 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
 
     Raises NotFound; InvalidInput if the file is no video, is damaged or truncated, or has frames that are too large. The frames before
     the damage are returned first, except a few that the decoder's threads may lose. Truncation cannot be noticed in a container
-    without a duration, such as MPEG-TS.
+    without a duration, such as MPEG-TS; nor can damage that leaves the header of a valid clip, such as one with another frame rate.
     """
     sampling = sampling or Sampling()
     reformatter, counted, tick = VideoReformatter(), 0, sampling.start
@@ -155,12 +155,14 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
         context.options = {"err_detect": "explode", "max_pixels": str(sampling.max_pixels)}
         base, origin = stream.time_base, stream.start_time or 0
         try:
+            samples = _Samples(container, stream)
             if seek_s:
                 container.seek(origin + math.floor(seek_s / base), stream=stream, backward=True)
-            for frame in container.decode(stream):
+            for frame in chain.from_iterable(packet.decode() for packet in samples.packets()):
                 seconds = _seconds(frame, stream, count, origin)
                 if frame.is_corrupt:
                     raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")
+                samples.check_order(frame)
                 count += 1
                 ended = seconds + float((frame.duration or 0) * base)
                 yield seconds, frame
@@ -173,6 +175,58 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
         raise InvalidInput(f"{_name(path)} has no frames", "the file may be truncated")
     if missing_s > tolerance_s:
         raise InvalidInput(f"{_name(path)} is truncated: it ends {missing_s:.1f} s before the time in its header")
+
+
+class _Samples:
+    """The packets of a clip. FFmpeg follows the table of samples and the edit list of an MP4 file even if they contradict each other
+    because the header is damaged, so that frames are missing. This raises ValueError.
+    """
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self._container, self._stream = container, stream
+        self._is_ordered = container.format.name.startswith(("mov", "matroska"))
+        self._has_table = container.format.name.startswith("mov") and stream.frames > 0
+        self._latest: int | None = None
+        if self._has_table:
+            self._check_edits()
+
+    def _check_edits(self) -> None:
+        frames, rate, duration = self._stream.frames, self._stream.average_rate, self._stream.duration
+        if duration is None or not rate:
+            raise ValueError("the header does not tell the duration of the video")
+        self._frame = 1 / (rate * self._stream.time_base)
+        if frames > 1 and duration < self._frame:
+            raise ValueError(f"the header selects {float(duration / self._frame):.3g} of {frames} frames")
+        self._is_whole = duration > (frames - 0.5) * self._frame
+        if self._is_whole and (found := len(self._stream.index_entries)) < frames:
+            raise ValueError(f"the header has the places of {found} of {frames} frames")
+
+    def packets(self) -> Iterator[Any]:
+        """The packets, from the current position. Raises ValueError if some of them are missing."""
+        left: int | None = None
+        for packet in self._container.demux(self._stream):
+            if self._has_table and packet.dts is not None:
+                if left is None:
+                    entries = self._stream.index_entries
+                    left = len(entries) - max(0, entries.search_timestamp(packet.dts, backward=True, any_frame=True))
+                left -= 1
+                if packet.is_discard and self._is_whole:
+                    self._check_discarded(packet)
+            yield packet
+        if left and left > 0:  # a fragmented file may have more than its header declares
+            raise ValueError(f"the file has no data for {left} frames")
+
+    def _check_discarded(self, packet: Any) -> None:
+        """Raise ValueError if ``packet`` is not shown although the clip is not cut. Writers are inexact at the end."""
+        if not 0 <= (packet.pts or 0) <= self._stream.duration + _TOLERANCE_FRAMES * self._frame:
+            raise ValueError(f"the time of a frame, {float(packet.pts * packet.time_base):.3f} s, is outside of the clip")
+
+    def check_order(self, frame: Any) -> None:
+        """Raise ValueError if ``frame`` is not later than the last one, in containers that store the time of each frame."""
+        if self._is_ordered and frame.pts is not None:
+            if self._latest is not None and frame.pts <= self._latest:
+                raise ValueError("the frames are not in order of time")
+            self._latest = frame.pts
 
 
 def _opened(path: Path) -> Any:
