@@ -219,7 +219,9 @@ class _Samples:
     def _check_discarded(self, packet: Any) -> None:
         """Raise ValueError if ``packet`` is not shown although the clip is not cut. Writers are inexact at the end."""
         if not 0 <= (packet.pts or 0) <= self._stream.duration + _TOLERANCE_FRAMES * self._frame:
-            raise ValueError(f"the time of a frame, {float(packet.pts * packet.time_base):.3f} s, is outside of the clip")
+            raise ValueError(
+                f"the time of a frame, {float(packet.pts * packet.time_base):.3f} s, is outside of the clip"
+            )
 
     def check_order(self, frame: Any) -> None:
         """Raise ValueError if ``frame`` is not later than the last one, in containers that store the time of each frame."""

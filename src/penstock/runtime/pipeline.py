@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 import threading
 import weakref
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Any, Self
 from penstock.bundle.local import NO_LIMITS, DeviceLimits
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.pipeline import PipelineBundle, load_models, local_models, open_pipeline
-from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable, prefixed
+from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable, prefixed, shortened
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
 from penstock.pipeline.golden import replayed
@@ -25,7 +26,7 @@ from penstock.pipeline.value import Media, Value, ValueType, check_inputs
 from penstock.pipeline.wire import to_json, to_tensors
 
 _MAX_FILE_BYTES, _READ_BYTES = 1 << 30, 1 << 20
-"""Maximum size of a file that is an input, because devices such as /dev/zero have no end; and the bytes to read at once."""
+"""Maximum size of a file that is an input, and the bytes to read at once."""
 Item = Any
 """The inputs of one item: a dict by name or, if the pipeline has one input, its value."""
 
@@ -292,7 +293,9 @@ def _content(kind: ValueType, value: Value) -> Value:
     except FileNotFoundError:
         raise NotFound(f"no file '{value}'", "check the path") from None
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"cannot read '{value}': {getattr(error, 'strerror', None) or error}") from None
+        raise InvalidArgument(
+            f"cannot read '{shortened(str(value))}': {getattr(error, 'strerror', None) or error}"
+        ) from None
     if kind.media is not Media.TEXT:
         return data
     try:
@@ -302,7 +305,10 @@ def _content(kind: ValueType, value: Value) -> Value:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises InvalidArgument if it is too large, and OSError."""
+    """The content of a file. Raises InvalidArgument if it is no regular file or too large, and OSError."""
+    if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+        # opening a pipe would wait for a writer, and a device may have no end
+        raise InvalidArgument(f"'{path}' is a pipe or a device, not a file", "pass its content, or save it to a file")
     parts, left = [], _MAX_FILE_BYTES
     with path.open("rb") as file:
         while part := file.read(_READ_BYTES):

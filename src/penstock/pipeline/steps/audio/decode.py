@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from penstock.errors import InvalidInput, Unsupported, printable
 from penstock.pipeline.steps.audio.resample import Resampler, resampled
-from penstock.pipeline.steps.base import Step, wrong_type
+from penstock.pipeline.steps.base import BASE64_HINT, Step, is_base64, wrong_type
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.tensor import Array, DataType
 
@@ -65,6 +65,8 @@ class DecodeAudio(Step, frozen=True, kw_only=True):
                 source = file.samplerate
                 samples = self._read(file, content)
         except soundfile.SoundFileError as error:
+            if is_base64(content):
+                raise InvalidInput("the sound is text in base64, not a file", BASE64_HINT) from None
             reason = printable(str(getattr(error, "error_string", error)))
             raise InvalidInput(f"the sound cannot be decoded: {reason}", "send WAV, FLAC, OGG or MP3") from None
         if not np.isfinite(samples).all():
