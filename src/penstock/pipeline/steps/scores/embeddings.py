@@ -15,10 +15,11 @@ from penstock.tensor import Array
 
 
 class Pool(Step, frozen=True, kw_only=True):
-    """Pool the embeddings of tokens, [tokens, width], into one of [width], as Sentence Transformers does.
+    """Pool the embeddings of tokens, [tokens, width], into one of [width], as Sentence Transformers does for one text.
 
     ``mask`` [tokens] is not 0 for the tokens that count, as a tokeniser's ``attention_mask``. Without it, all count. It must select at
-    least one token.
+    least one token. If texts are padded on the left, the first token (``cls``) is that of the text: Sentence Transformers would take
+    the padding of all but the longest text of a batch.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("value", "mask")
@@ -60,12 +61,18 @@ class Pool(Step, frozen=True, kw_only=True):
                 return {"value": tokens[-1]}
 
 
+_EPSILON = 1e-12
+
+
 class L2Normalise(Step, frozen=True, kw_only=True):
-    """Divide vectors by their Euclidean length: ``x / max(length, epsilon)``, as ``torch.nn.functional.normalize`` does."""
+    """Divide vectors by their Euclidean length: ``x / max(length, epsilon)``, as ``torch.nn.functional.normalize`` does.
+
+    Unlike in PyTorch, no finite vector is too long: PyTorch returns 0 for FP32 vectors that are longer than 1.8e19.
+    """
 
     axis: int = -1
     """Axis of the vectors."""
-    epsilon: Annotated[float, msgspec.Meta(gt=0)] = 1e-12
+    epsilon: Annotated[float, msgspec.Meta(gt=0)] = _EPSILON
     """Least divisor, so that a zero vector stays zero."""
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
@@ -81,10 +88,30 @@ class L2Normalise(Step, frozen=True, kw_only=True):
         vectors: Array = inputs["value"]
         wide: Array = vectors.astype(np.float64 if vectors.dtype == np.float64 else np.float32, copy=False)
         last = wide if self.axis in (-1, wide.ndim - 1) else np.moveaxis(wide, self.axis, -1)
-        length = np.sqrt(np.vecdot(last, last)[..., None])
-        np.maximum(length, self.epsilon, out=length)
-        found = np.empty_like(last)
-        found[...] = length  # numpy divides by whole rows twice as fast as by one number per row
-        np.divide(last, found, out=found)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # infinities give NaN
+            squares = np.asarray(np.vecdot(last, last))
+            if self._is_exact(squares):
+                length = np.sqrt(squares)[..., None]
+                np.maximum(length, self.epsilon, out=length)
+                found = np.empty_like(last)
+                found[...] = length  # numpy divides by whole rows twice as fast as by one number per row
+                np.divide(last, found, out=found)
+            else:
+                found = self._scaled(last)
         found = found if last is wide else np.moveaxis(found, -1, self.axis)
         return {"value": found.astype(vectors.dtype, copy=False)}
+
+    def _is_exact(self, squares: Array) -> bool:
+        """False if squares were too large or too small for their datatype. Below the default ``epsilon``, they do not count."""
+        is_small = self.epsilon < _EPSILON and squares.size and squares.min() < _EPSILON**2
+        return not is_small and bool(np.isfinite(squares).all())
+
+    def _scaled(self, vectors: Array) -> Array:
+        """The vectors of length 1, computed in FP64 from vectors that are multiplied by powers of two."""
+        real = vectors.astype(np.float64)
+        largest = np.abs(real).max(axis=-1, keepdims=True, initial=0)
+        scale = np.where(largest > 1e100, 2.0**-600, np.where(largest < 1e-100, 2.0**400, 1.0))
+        real *= scale
+        length = np.sqrt(np.vecdot(real, real))[..., None]
+        found: Array = real / np.maximum(length, self.epsilon * scale)
+        return found.astype(vectors.dtype)
