@@ -11,6 +11,7 @@ from penstock.protocol.varint import write_varint
 from penstock.tensor import Array, DataType
 
 _ABOVE = np.zeros(1, np.float32)
+_OUTPUTS = ["kept"]
 _INPUTS = dict.fromkeys(("boxes", "scores", "most", "iou", "above"), DataType.FP32) | {"most": DataType.INT64}
 
 
@@ -19,8 +20,8 @@ def non_max(boxes: Array, scores: Array, iou: float, most: int) -> Array:
 
     ``scores`` are FP32 of shape [classes, boxes], above 0 where the box is of the class.
     """
-    values = [boxes[None], scores[None], np.array([most]), np.array([iou], np.float32), _ABOVE]
-    found: Array = _session().run(None, dict(zip(_INPUTS, values, strict=True)))[0]
+    limits = {"most": np.array([most]), "iou": np.array([iou], np.float32), "above": _ABOVE}
+    found: Array = _session().run(_OUTPUTS, {"boxes": boxes[None], "scores": scores[None], **limits})[0]
     return found[:, 2]
 
 
