@@ -26,7 +26,8 @@ class Nms(Step, frozen=True, kw_only=True):
     """Drop each box that overlaps a better one of its class: non-maximum suppression, as torchvision's ``batched_nms``.
 
     1. Boxes are taken from the highest score to the lowest. Of equal scores, the first box comes first.
-    2. A box is dropped if its intersection over union with a box that is kept is greater than ``iou``, computed in FP32.
+    2. A box is dropped if its intersection over union with a box that is kept is greater than ``iou``, computed in FP32. ``iou``
+       itself is not rounded.
     3. Boxes of different ``classes`` do not suppress one another. Without ``classes``, all boxes are of class 0.
     """
 
