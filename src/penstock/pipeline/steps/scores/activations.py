@@ -50,7 +50,7 @@ class Sigmoid(_Activation, frozen=True, kw_only=True):
 
 
 _ONE = np.ones((), np.float32)
-"""As an array, because numpy takes longer to convert a number than to add it to a thousand others."""
+"""As an array without dimensions, because numpy takes longer to convert a number than to add it to a thousand others."""
 _SMALL = 4096
 """Number of logits up to which a search for the greatest takes less time than to turn off warnings."""
 _LARGE, _MOST_EXPONENT = 1e30, 88.0
@@ -63,10 +63,10 @@ def softmax(logits: Array, axis: int = -1) -> Array:
         return logits
     wide = _widened(logits)
     found: Array
-    if wide.ndim == 1 and -_LARGE < (best := wide.item(wide.argmax())) < _LARGE:
+    if wide.ndim == 1 and -_LARGE < (best := wide[wide.argmax(), ...]).item() < _LARGE:
         found = wide - best
         np.exp(found, found)
-        found /= np.add.reduce(found)
+        np.divide(found, np.add.reduce(found, 0, None, np.empty((), found.dtype)), found)
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             found = wide - np.maximum.reduce(wide, axis, keepdims=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -92,10 +93,7 @@ class L2Normalise(Step, frozen=True, kw_only=True):
             squares = np.asarray(np.vecdot(last, last))
             if self._is_exact(squares):
                 length = np.sqrt(squares)[..., None]
-                np.maximum(length, self.epsilon, out=length)
-                found = np.empty_like(last)
-                found[...] = length  # numpy divides by whole rows twice as fast as by one number per row
-                np.divide(last, found, out=found)
+                found = last / np.maximum(length, self.epsilon, out=length)
             else:
                 found = self._scaled(last)
         found = found if last is wide else np.moveaxis(found, -1, self.axis)
@@ -103,8 +101,8 @@ class L2Normalise(Step, frozen=True, kw_only=True):
 
     def _is_exact(self, squares: Array) -> bool:
         """False if squares were too large or too small for their datatype. Below the default ``epsilon``, they do not count."""
-        is_small = self.epsilon < _EPSILON and squares.size and squares.min() < _EPSILON**2
-        return not is_small and bool(np.isfinite(squares).all())
+        is_small = self.epsilon < _EPSILON and squares.min(initial=1) < _EPSILON**2
+        return not is_small and (not squares.size or squares.item(squares.argmax()) < math.inf)
 
     def _scaled(self, vectors: Array) -> Array:
         """The vectors of length 1, computed in FP64 from vectors that are multiplied by powers of two."""
