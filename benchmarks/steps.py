@@ -1,8 +1,8 @@
 """Standard steps of pipelines against their reference libraries: ``python -m benchmarks.steps``.
 
 Both sides take the same array (or file) and return an array. A reference library that has tensors gets them, made beforehand, and
-returns them, unless the row says that it takes arrays, which models return. The sides run in turn, in one thread, and the figure is the
-ratio of their CPU times in a round, which other processes disturb least. Prints Markdown.
+returns them, unless the row says that it takes arrays, which models return. The sides run in turn, in one thread, and the figure is
+the ratio of their CPU times in a round, which other processes disturb least. Prints Markdown.
 """
 
 from __future__ import annotations

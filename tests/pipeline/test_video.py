@@ -149,8 +149,8 @@ def _patched(clip: Path, box: bytes, offset: int, value: int) -> Path:
         (b"ctts", 12, 1 << 24, "is outside of the clip"),
         (b"ctts", 8 + 8 * 3, 255, "not in order of time"),
         (b"mdhd", -4, 0, "does not tell the duration"),  # the name of the box
-        (b"stsz", 12 + 4 * 50, 1 << 31, "has the places of 50 of 60 frames"),
-        (b"stsz", 12 + 4 * 50, 1 << 24, "has no data for 9 frames"),
+        (b"stsz", 12 + 4 * 50, 1 << 31, "has 50 of the 60 frames that its header"),
+        (b"stsz", 12 + 4 * 50, 1 << 24, r"has 51 of the 60 frames that its header|Invalid data"),
     ],
 )
 def test_an_mp4_file_that_contradicts_itself(

@@ -158,7 +158,7 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
             samples = _Samples(container, stream)
             if seek_s:
                 container.seek(origin + math.floor(seek_s / base), stream=stream, backward=True)
-            for frame in chain.from_iterable(packet.decode() for packet in samples.packets()):
+            for frame in chain.from_iterable(packet.decode() for packet in samples.packets(seek_s > 0)):
                 seconds = _seconds(frame, stream, count, origin)
                 if frame.is_corrupt:
                     raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")
@@ -185,43 +185,39 @@ class _Samples:
     def __init__(self, container: Any, stream: Any) -> None:
         self._container, self._stream = container, stream
         self._is_ordered = container.format.name.startswith(("mov", "matroska"))
-        self._has_table = container.format.name.startswith("mov") and stream.frames > 0
         self._latest: int | None = None
-        if self._has_table:
+        self._is_whole = False
+        """True if the file declares its number of samples, and its edit list selects all of them."""
+        if container.format.name.startswith("mov") and stream.frames:
             self._check_edits()
 
     def _check_edits(self) -> None:
         frames, rate, duration = self._stream.frames, self._stream.average_rate, self._stream.duration
         if duration is None or not rate:
             raise ValueError("the header does not tell the duration of the video")
-        self._frame = 1 / (rate * self._stream.time_base)
-        if frames > 1 and duration < self._frame:
-            raise ValueError(f"the header selects {float(duration / self._frame):.3g} of {frames} frames")
-        self._is_whole = duration > (frames - 0.5) * self._frame
-        if self._is_whole and (found := len(self._stream.index_entries)) < frames:
-            raise ValueError(f"the header has the places of {found} of {frames} frames")
+        selected = duration * self._stream.time_base * rate
+        if frames > 1 and selected < 1:
+            raise ValueError(f"the header selects {float(selected):.3g} of {frames} frames")
+        self._is_whole = selected > frames - 0.5
 
-    def packets(self) -> Iterator[Any]:
-        """The packets, from the current position. Raises ValueError if some of them are missing."""
-        left: int | None = None
+    def packets(self, is_sought: bool) -> Iterator[Any]:
+        """The packets, from the current position. Raises ValueError if some of them are missing, unless ``is_sought``."""
+        count, frames = 0, self._stream.frames
         for packet in self._container.demux(self._stream):
-            if self._has_table and packet.dts is not None:
-                if left is None:
-                    entries = self._stream.index_entries
-                    left = len(entries) - max(0, entries.search_timestamp(packet.dts, backward=True, any_frame=True))
-                left -= 1
-                if packet.is_discard and self._is_whole:
+            if packet.dts is not None:
+                count += 1
+                if self._is_whole and packet.is_discard:
                     self._check_discarded(packet)
             yield packet
-        if left and left > 0:  # a fragmented file may have more than its header declares
-            raise ValueError(f"the file has no data for {left} frames")
+        if self._is_whole and not is_sought and count < frames:
+            raise ValueError(f"the file has {count} of the {frames} frames that its header declares")
 
     def _check_discarded(self, packet: Any) -> None:
         """Raise ValueError if ``packet`` is not shown although the clip is not cut. Writers are inexact at the end."""
-        if not 0 <= (packet.pts or 0) <= self._stream.duration + _TOLERANCE_FRAMES * self._frame:
-            raise ValueError(
-                f"the time of a frame, {float(packet.pts * packet.time_base):.3f} s, is outside of the clip"
-            )
+        seconds = float((packet.pts or 0) * packet.time_base)
+        end = float(self._stream.duration * self._stream.time_base + _TOLERANCE_FRAMES / self._stream.average_rate)
+        if not 0 <= seconds <= end:
+            raise ValueError(f"the time of a frame, {seconds:.3f} s, is outside of the clip")
 
     def check_order(self, frame: Any) -> None:
         """Raise ValueError if ``frame`` is not later than the last one, in containers that store the time of each frame."""
