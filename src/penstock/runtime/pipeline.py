@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import stat
 import threading
 import weakref
 from collections import deque
@@ -25,8 +24,8 @@ from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Media, Value, ValueType, check_inputs
 from penstock.pipeline.wire import to_json, to_tensors
 
-_MAX_FILE_BYTES, _READ_BYTES = 1 << 30, 1 << 20
-"""Maximum size of a file that is an input, and the bytes to read at once."""
+_MAX_FILE_BYTES = 1 << 30
+"""Maximum size of a file that is an input."""
 Item = Any
 """The inputs of one item: a dict by name or, if the pipeline has one input, its value."""
 
@@ -305,15 +304,9 @@ def _content(kind: ValueType, value: Value) -> Value:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises InvalidArgument if it is no regular file or too large, and OSError."""
-    if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-        # opening a pipe would wait for a writer, and a device may have no end
+    """The content of a file. Raises OSError, and InvalidArgument if it is too large, or a pipe or a device, which may have no end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
         raise InvalidArgument(f"'{path}' is a pipe or a device, not a file", "pass its content, or save it to a file")
-    parts, left = [], _MAX_FILE_BYTES
-    with path.open("rb") as file:
-        while part := file.read(_READ_BYTES):
-            parts.append(part)
-            left -= len(part)
-            if left < 0:
-                raise InvalidArgument(f"'{path}' has more than {_MAX_FILE_BYTES} bytes", "give a smaller file")
-    return b"".join(parts)
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise InvalidArgument(f"'{path}' has more than {_MAX_FILE_BYTES} bytes", "give a smaller file")
+    return path.read_bytes()

@@ -64,6 +64,8 @@ def test_the_standard_input_is_an_item(
     assert answer("scores.bundle", ONE.encode(), "-") == one
     assert answer("scores.bundle", ONE.encode(), "features=/dev/stdin") == one
     assert json.loads(answer("text.bundle", "zwölf".encode(), "-")) == {"y": "zwölf"}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(ONE.encode())))
+    assert "the standard input is empty" in penstock("infer", "scores.bundle", "-", "-").err
     assert "picture" in answer("boxes.bundle", picture.read_bytes(), "-", "--draw", "drawn.png")
     assert (folder / "drawn.png").exists()
 

@@ -139,7 +139,8 @@ def _value(kind: ValueType, word: str) -> Value:
 
 
 def _from_standard_input(kind: ValueType) -> Value:
-    content = sys.stdin.buffer.read()
+    if not (content := sys.stdin.buffer.read()):
+        raise InvalidArgument("the standard input is empty", "pass one item, and give - once")
     if kind.media not in (Media.TEXT, Media.TENSOR):
         return content
     try:
