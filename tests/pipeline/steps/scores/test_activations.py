@@ -40,7 +40,7 @@ def test_sigmoid_of_extreme_logits(dtype: type) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(7,), (70_000,), (3, 1000)])
 def test_every_datatype_equals_torch(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    logits = torch.from_numpy(np.random.default_rng(0).normal(scale=4, size=shape)).to(dtype)
+    logits: torch.Tensor = torch.from_numpy(np.random.default_rng(0).normal(scale=4, size=shape)).to(dtype)
     given = from_torch(logits)
     for step, reference in ((Softmax(), torch.softmax(logits, -1)), (Sigmoid(), torch.sigmoid(logits))):
         found, wanted = step.run({"value": given})["value"], from_torch(reference)
@@ -76,9 +76,10 @@ def test_extreme_logits_equal_torch_without_a_warning(dtype: torch.dtype) -> Non
 
 def from_torch(tensor: torch.Tensor) -> np.ndarray:
     """``tensor`` as an array, which torch cannot make of BF16."""
-    if tensor.dtype is torch.bfloat16:
-        return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+    found: np.ndarray = (
+        tensor.contiguous().view(torch.uint16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    )
+    return found.view(ml_dtypes.bfloat16) if tensor.dtype is torch.bfloat16 else found
 
 
 def test_softmax_needs_its_axis() -> None:

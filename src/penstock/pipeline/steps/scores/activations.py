@@ -61,12 +61,12 @@ def softmax(logits: Array, axis: int = -1) -> Array:
     """``exp(x - max(x)) / sum(exp(x - max(x)))`` along ``axis``."""
     if not logits.size:
         return logits
-    wide = _widened(logits)
+    wide = widened(logits)
     found: Array
     if wide.ndim == 1 and -_LARGE < (best := wide[wide.argmax(), ...]).item() < _LARGE:
         found = wide - best
         np.exp(found, found)
-        np.divide(found, np.add.reduce(found, 0, None, np.empty((), found.dtype)), found)
+        np.divide(found, np.add.reduce(found, out=np.empty((), found.dtype)), found)
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             found = wide - np.maximum.reduce(wide, axis, keepdims=True)
@@ -79,7 +79,7 @@ def sigmoid(logits: Array) -> Array:
     """``1 / (1 + exp(-x))``."""
     if not logits.size:
         return logits
-    wide = _widened(logits)
+    wide = widened(logits)
     found: Array = np.negative(wide)
     if found.size <= _SMALL and found.item(found.argmax()) < _MOST_EXPONENT:
         np.exp(found, found)
@@ -91,6 +91,6 @@ def sigmoid(logits: Array) -> Array:
     return found if wide is logits else found.astype(logits.dtype)
 
 
-def _widened(logits: Array) -> Array:
-    """``logits``, in FP32 if they are of FP16 or BF16, in which sums would lose most of their terms."""
-    return logits if logits.dtype in (np.float32, np.float64) else logits.astype(np.float32)
+def widened(numbers: Array) -> Array:
+    """``numbers``, in FP32 if they are of FP16 or BF16, in which sums would lose most of their terms."""
+    return numbers if numbers.dtype in (np.float32, np.float64) else numbers.astype(np.float32)

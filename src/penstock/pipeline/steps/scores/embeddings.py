@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.errors import InvalidInput
 from penstock.pipeline.steps.base import Step, wrong_type
+from penstock.pipeline.steps.scores.activations import widened
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
@@ -63,6 +64,7 @@ class Pool(Step, frozen=True, kw_only=True):
 
 
 _EPSILON = 1e-12
+"""The default of PyTorch. The squares of such lengths are far from the least number of FP32."""
 
 
 class L2Normalise(Step, frozen=True, kw_only=True):
@@ -87,22 +89,20 @@ class L2Normalise(Step, frozen=True, kw_only=True):
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The vectors of length 1, in the input's datatype. Lengths are computed in FP32 or FP64."""
         vectors: Array = inputs["value"]
-        wide: Array = vectors.astype(np.float64 if vectors.dtype == np.float64 else np.float32, copy=False)
+        wide = widened(vectors)
         last = wide if self.axis in (-1, wide.ndim - 1) else np.moveaxis(wide, self.axis, -1)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # infinities give NaN
             squares = np.asarray(np.vecdot(last, last))
-            if self._is_exact(squares):
-                length = np.sqrt(squares)[..., None]
-                found = last / np.maximum(length, self.epsilon, out=length)
-            else:
-                found = self._scaled(last)
+            found = last / np.sqrt(squares)[..., None] if self._is_exact(squares) else self._scaled(last)
         found = found if last is wide else np.moveaxis(found, -1, self.axis)
-        return {"value": found.astype(vectors.dtype, copy=False)}
+        return {"value": found if wide is vectors else found.astype(vectors.dtype)}
 
     def _is_exact(self, squares: Array) -> bool:
-        """False if squares were too large or too small for their datatype. Below the default ``epsilon``, they do not count."""
-        is_small = self.epsilon < _EPSILON and squares.min(initial=1) < _EPSILON**2
-        return not is_small and (not squares.size or squares.item(squares.argmax()) < math.inf)
+        """True if all lengths are at least ``epsilon``, and no square was too large or too small for its datatype."""
+        if not squares.size:
+            return False
+        least, most = squares.item(squares.argmin()), squares.item(squares.argmax())
+        return max(self.epsilon, _EPSILON) <= math.sqrt(least) and most < math.inf
 
     def _scaled(self, vectors: Array) -> Array:
         """The vectors of length 1, computed in FP64 from vectors that are multiplied by powers of two."""
