@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clips import KINDS, RATE, write_clip
+from clips import KINDS, RATE, pictures, write_clip
 from penstock.errors import InvalidArgument, InvalidInput, NotFound
 from penstock.pipeline.video import Sampling, VideoInfo, probe, read_frames
 
@@ -176,6 +176,34 @@ def test_a_clip_cut_by_its_edit_list_is_no_damage(clips: dict[str, Path], start:
     while capture.read()[0]:
         count += 1
     assert len(list(read_frames(path))) == count >= 60 - start * RATE - 1
+
+
+@pytest.mark.parametrize("b_frames", ["0", "2"])
+@pytest.mark.parametrize(
+    "times",
+    [
+        [0, 0.03, 0.5, 0.51, 2, 7, 7.01, 7.02, 30],
+        [0, 20, 40],
+        [0.5 + number / RATE for number in range(20)],  # the edit list begins with an empty part
+        [number / 2000 for number in range(20)],
+        [0, 0.001],
+        [0],
+    ],
+    ids=["uneven", "slides", "late", "fast", "two", "one"],
+)
+def test_unusual_times_are_no_damage(times: list[float], b_frames: str, tmp_path: Path) -> None:
+    base = Fraction(1, 90_000)
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=RATE, options={"bf": b_frames})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.time_base = base
+        for time, pixels in zip(times, pictures(len(times), 64, 48), strict=True):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = round(time / base), base
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    found = [frame.seconds for frame in read_frames(tmp_path / "clip.mp4")]
+    assert found == pytest.approx([time - times[0] for time in times], abs=1e-3)
 
 
 def test_frames_may_change_their_size(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,ogg,flv,asf,ivf,h264,hevc,
 """FFmpeg's formats that contain all of their data. Playlists could make it read other files or open connections."""
 _TOLERANCE_S, _TOLERANCE_FRAMES = 0.1, 3
 """A clip may end this much before the time that its header declares, or this number of frames if they take longer."""
+_LEAST_SELECTED = 0.05
+"""An edit list that selects less than one frame, and less than this part of the clip, is damaged: a clip of few slides may be cut."""
 _ROUNDING_S = 1e-6
 _MOST, _MOST_THREADS = 1e9, 256
 
@@ -196,7 +198,7 @@ class _Samples:
         if duration is None or not rate:
             raise ValueError("the header does not tell the duration of the video")
         selected = duration * self._stream.time_base * rate
-        if frames > 1 and selected < 1:
+        if selected < min(1, frames * _LEAST_SELECTED):
             raise ValueError(f"the header selects {float(selected):.3g} of {frames} frames")
         self._is_whole = selected > frames - 0.5
 
@@ -220,9 +222,9 @@ class _Samples:
             raise ValueError(f"the time of a frame, {seconds:.3f} s, is outside of the clip")
 
     def check_order(self, frame: Any) -> None:
-        """Raise ValueError if ``frame`` is not later than the last one, in containers that store the time of each frame."""
+        """Raise ValueError if ``frame`` is earlier than the last one, in containers that store the time of each frame."""
         if self._is_ordered and frame.pts is not None:
-            if self._latest is not None and frame.pts <= self._latest:
+            if self._latest is not None and frame.pts < self._latest:
                 raise ValueError("the frames are not in order of time")
             self._latest = frame.pts
 
