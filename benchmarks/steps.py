@@ -1,7 +1,8 @@
 """Standard steps of pipelines against their reference libraries: ``python -m benchmarks.steps``.
 
-Both sides take the same array (or file) and return an array. They run in turn, in one thread, and the figure is the median ratio of
-their CPU times in a round, which other processes disturb least. Prints Markdown.
+Both sides take the same array (or file) and return an array. A reference library that has tensors gets them, made beforehand, and
+returns them, unless the row says that it takes arrays, which models return. The sides run in turn, in one thread, and the figure is
+the ratio of their CPU times in a round, which other processes disturb least. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from statistics import median
 import cv2
 import msgspec
 import numpy as np
+import scipy.special
 import torch
 from PIL import Image
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from benchmarks.rounds import interleave, ratio
+from penstock.measurement import Interval
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.boxes.contours import ContourBoxes
 from penstock.pipeline.steps.boxes.cut import WarpBoxes
@@ -64,11 +68,11 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """CPU times of a case, in seconds. ``ratio`` is above 1 if the step is faster than the reference."""
+    """Median CPU times of a case, in seconds. ``ratio`` is above 1 if the step is faster than the reference."""
 
     ours_s: float
     theirs_s: float
-    ratio: float
+    ratio: Interval
 
 
 def measure(case: Case, rounds: int = 15) -> Figure:
@@ -76,16 +80,11 @@ def measure(case: Case, rounds: int = 15) -> Figure:
     case.ours()
     case.theirs()
     calls = [max(1, int(_BLOCK_S / _timed(call, 3))) for call in (case.ours, case.theirs)]
-    pairs = []
-    for index in range(rounds):
-        sides = [(0, case.ours), (1, case.theirs)]
-        times = {side: _timed(call, calls[side]) for side, call in (sides if index % 2 else sides[::-1])}
-        pairs.append((times[0], times[1]))
-    return Figure(
-        median(ours for ours, _ in pairs),
-        median(theirs for _, theirs in pairs),
-        median(theirs / ours for ours, theirs in pairs),
+    times = interleave(
+        {"ours": partial(_timed, case.ours, calls[0]), "theirs": partial(_timed, case.theirs, calls[1])}, rounds
     )
+    ours, theirs = times["ours"], times["theirs"]
+    return Figure(median(ours), median(theirs), ratio(theirs, ours))
 
 
 def _timed(call: Call, times: int) -> float:
@@ -147,6 +146,12 @@ def resizing() -> list[Case]:
     def whole(antialias: bool) -> object:
         return torch.nn.functional.interpolate(planes, (224, 224), mode="bilinear", antialias=antialias)
 
+    def in_floats() -> Array:  # as torchvision's ``Resize`` does, except in transforms v2 with AVX2
+        one = torch.from_numpy(pixels).permute(2, 0, 1)[None].to(torch.float32)
+        small = torch.nn.functional.interpolate(one, (224, 224), mode="bilinear", antialias=True)
+        found: Array = small.round().clamp(0, 255).to(torch.uint8)[0].permute(1, 2, 0).numpy()
+        return found
+
     def plain(mode: str = "bilinear") -> object:
         return torch.nn.functional.interpolate(tensor, (224, 224), mode=mode)
 
@@ -155,14 +160,21 @@ def resizing() -> list[Case]:
         _case("resize", "OpenCV", Resize(size=(224, 224), like="opencv"), opencv, value=pixels),
         _case(
             "resize UINT8, antialias",
-            "PyTorch",
+            "torchvision, in FP32",
+            Resize(size=(224, 224), like="torch"),
+            in_floats,
+            value=pixels,
+        ),
+        _case(
+            "resize UINT8, antialias",
+            "PyTorch in whole numbers",
             Resize(size=(224, 224), like="torch"),
             partial(whole, True),
             value=pixels,
         ),
         _case(
             "resize UINT8",
-            "PyTorch",
+            "PyTorch in whole numbers",
             Resize(size=(224, 224), like="torch", antialias=False),
             partial(whole, False),
             value=pixels,
@@ -222,13 +234,39 @@ def preparing() -> list[Case]:
     ]
 
 
+def suppression() -> list[Case]:
+    """Boxes around 60 objects."""
+    cases = []
+    for count in (10, 100, 1000):
+        rng = np.random.default_rng(0)
+        centres = rng.integers(0, 600, (60, 2))[rng.integers(0, 60, count)]
+        starts = (centres + rng.normal(0, 4, (count, 2))).astype(np.float32)
+        sizes, scores = np.full_like(starts, 60), rng.random(count, np.float32)
+        found, rectangles = np.concatenate([starts, starts + sizes], 1), np.concatenate([starts, sizes], 1)
+
+        lists = rectangles.tolist(), scores.tolist()
+
+        def selected(rectangles: Array = rectangles, scores: Array = scores) -> object:
+            kept = cv2.dnn.NMSBoxes(rectangles.tolist(), scores.tolist(), 0.0, 0.45)
+            return rectangles[kept], scores[kept]
+
+        name = f"nms, {count} boxes"
+        cases.append(
+            _case(
+                name,
+                "OpenCV from lists",
+                Nms(),
+                partial(cv2.dnn.NMSBoxes, *lists, 0.0, 0.45),
+                boxes=found,
+                scores=scores,
+            )
+        )
+        cases.append(_case(name, "OpenCV from and to arrays", Nms(), selected, boxes=found, scores=scores))
+    return cases
+
+
 def boxes() -> list[Case]:
-    """1000 boxes around 60 objects, and a map with 40 regions."""
-    rng = np.random.default_rng(0)
-    starts = (rng.integers(0, 600, (60, 2))[rng.integers(0, 60, 1000)] + rng.normal(0, 4, (1000, 2))).astype(np.float32)
-    found = np.concatenate([starts, starts + 60], 1)
-    scores = rng.random(1000, np.float32)
-    rectangles, listed = np.concatenate([starts, np.full_like(starts, 60)], 1).tolist(), scores.tolist()
+    """A quadrilateral, and a map with 40 regions."""
     quads = np.array([[[100, 100], [300, 120], [300, 150], [100, 130]]], np.float32)
     target = np.array([[0, 0], [200, 0], [200, 30], [0, 30]], np.float32)
     pixels, chart = photo(720, 1280), np.zeros((640, 640), np.float32)
@@ -254,12 +292,35 @@ def boxes() -> list[Case]:
         return found
 
     return [
-        _case(
-            "nms", "OpenCV", Nms(), lambda: cv2.dnn.NMSBoxes(rectangles, listed, 0.0, 0.45), boxes=found, scores=scores
-        ),
         _case("warp_boxes", "OpenCV", WarpBoxes(), warped, image=pixels, boxes=quads),
         _case("contour_boxes", "PaddleOCR's loop with OpenCV", ContourBoxes(), contours, value=chart),
     ]
+
+
+def activations() -> list[Case]:
+    """Logits of 10 classes, of 1000, and of 1000 for 32 items or time steps."""
+    cases = []
+    for name, shape in (("10", (10,)), ("1000", (1000,)), ("32 × 1000", (32, 1000))):
+        logits = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        for step, ours, theirs, scipys in (
+            ("softmax", Softmax(), torch.softmax, scipy.special.softmax),
+            ("sigmoid", Sigmoid(), torch.sigmoid, scipy.special.expit),
+        ):
+            axis = (-1,) if step == "softmax" else ()
+            references: dict[str, Call] = {
+                "PyTorch": partial(theirs, torch.from_numpy(logits), *axis),
+                "PyTorch from and to arrays": partial(_with_arrays, theirs, logits, *axis),
+                "SciPy": partial(scipys, logits, *axis),
+            }
+            cases += [
+                _case(f"{step} {name}", reference, ours, call, value=logits) for reference, call in references.items()
+            ]
+    return cases
+
+
+def _with_arrays(function: Callable[..., torch.Tensor], value: Array, *axis: int) -> Array:
+    found: Array = function(torch.from_numpy(value), *axis).numpy()
+    return found
 
 
 def scores() -> list[Case]:
@@ -279,8 +340,6 @@ def scores() -> list[Case]:
 
     return [
         _case("top_k", "PyTorch", TopK(k=5), top, value=logits),
-        _case("softmax", "PyTorch", Softmax(), lambda: torch.softmax(one, -1), value=logits),
-        _case("sigmoid", "PyTorch", Sigmoid(), lambda: torch.sigmoid(one), value=logits),
         _case("argmax", "PyTorch", Argmax(), lambda: many.argmax(-1), value=tokens),
         _case("pool", "PyTorch", Pool(), pooled, value=tokens, mask=mask),
         _case(
@@ -291,7 +350,7 @@ def scores() -> list[Case]:
 
 def cases() -> list[Case]:
     """All cases."""
-    return [*decoding(), *resizing(), *preparing(), *boxes(), *scores()]
+    return [*decoding(), *resizing(), *preparing(), *suppression(), *boxes(), *activations(), *scores()]
 
 
 def report(cases: Iterable[Case]) -> None:
@@ -300,7 +359,8 @@ def report(cases: Iterable[Case]) -> None:
     with one_thread():
         for case in cases:
             found = measure(case)
-            times = f"{found.ours_s * 1e6:.0f} | {found.theirs_s * 1e6:.0f} | {found.ratio:.2f}"
+            low, high = found.ratio.low, found.ratio.high
+            times = f"{found.ours_s * 1e6:.1f} | {found.theirs_s * 1e6:.1f} | {found.ratio.value:.2f} [{low:.2f}, {high:.2f}]"
             print(f"| {case.name} | {case.reference} | {times} |")
 
 

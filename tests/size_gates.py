@@ -15,8 +15,8 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
     "": 2_450,
-    "bundle": 2_885,
-    "cli": 4_500,
+    "bundle": 2_887,
+    "cli": 4_512,
     "engines": 2_396,
     "inputs": 1_106,
     "offline": 1_380,
@@ -34,11 +34,11 @@ ROOM_LINES = {
     "online/scheduler": 3_050,
     "online/server": 15_980,
     "perf": 2_985,
-    "pipeline": 8_102,
+    "pipeline": 8_252,
     "protocol": 430,
     "rows": 2_227,
     "runtime": 560,
-    "samples": 1_748,
+    "samples": 1_750,
     "storage": 409,
     "telemetry": 1_976,
 }

@@ -1,4 +1,4 @@
-"""The standard steps against their reference libraries: the ratio of CPU times in one thread, see ``benchmarks.steps``."""
+"""The standard steps against their reference libraries: ratios of CPU times in one thread, see ``benchmarks.steps``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,13 @@ def test_a_broken_model_and_a_missing_declaration(tmp_path: Path) -> None:
         pack_pipeline(tmp_path / "pipeline.yaml", tmp_path / "a.bundle")
     with pytest.raises(NotFound, match=r"no file '.*none.yaml'"):
         pack_pipeline(tmp_path / "none.yaml", tmp_path / "a.bundle")
+
+
+def test_a_declaration_is_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (tmp_path / "pipe.yaml", tmp_path):
+        with pytest.raises(InvalidConfig, match=f"cannot read '{path}': it is not a file"):
+            pack_pipeline(path, tmp_path / "a.bundle")
 
 
 def test_huge_files_and_thousands_of_examples_are_refused(tmp_path: Path) -> None:

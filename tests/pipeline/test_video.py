@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clips import KINDS, RATE, write_clip
+from clips import KINDS, RATE, pictures, write_clip
 from penstock.errors import InvalidArgument, InvalidInput, NotFound
 from penstock.pipeline.video import Sampling, VideoInfo, probe, read_frames
 
@@ -105,6 +105,105 @@ def test_damage_gives_frames_or_a_clear_error(
     with suppress(InvalidInput):
         for frame in read_frames(path, Sampling(max_pixels=1 << 16)):
             assert 0 < frame.pixels.shape[0] * frame.pixels.shape[1] <= 1 << 16
+
+
+_ENDS = {"mp4": b"mdat", "avi": b"JUNK", "webm": b"\x1f\x43\xb6\x75"}
+"""The name after the header."""
+_OTHER_CLIPS = (b"elst", b"stts", b"mvhd", b"tkhd", b"stsd", b"\x1f\x43\xb6\x75")
+"""Boxes that describe another valid clip if they are damaged: cut, with other times, turned, or with other colours."""
+
+
+@pytest.mark.parametrize("kind", sorted(_ENDS))
+def test_a_damaged_header_gives_all_frames_or_an_error(kind: str, tmp_path: Path) -> None:
+    clip, damaged = write_clip(tmp_path / f"clip.{kind}", 12, (64, 48)), tmp_path / f"damaged.{kind}"
+    wanted, content = [frame.pixels for frame in read_frames(clip)], clip.read_bytes()
+    refused = 0
+    for place in range(content.index(_ENDS[kind])):
+        changed = bytearray(content)
+        changed[place] ^= (0xFF, 0x01, 0x80, content[place] or 0x10)[place % 4]
+        damaged.write_bytes(changed)
+        try:
+            found = [frame.pixels for frame in read_frames(damaged, Sampling(threads=1, max_pixels=64 * 48))]
+        except InvalidInput:
+            refused += 1
+            continue
+        if not any(0 <= place - content.find(box) < 200 for box in _OTHER_CLIPS):
+            assert len(found) == len(wanted), place
+            assert all(map(np.array_equal, found, wanted)), place
+    assert refused
+
+
+def _patched(clip: Path, box: bytes, offset: int, value: int) -> Path:
+    content = bytearray(clip.read_bytes())
+    struct.pack_into(">I", content, content.index(box) + 4 + offset, value)
+    path = clip.with_name(f"patched-{box.decode()}.mp4")
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("box", "offset", "value", "message"),
+    [
+        (b"mvhd", 12, 1 << 24, r"selects [\d.e-]+ of 60 frames"),  # time scale
+        (b"mdhd", 12, 0, r"selects [\d.e-]+ of 60 frames"),
+        (b"ctts", 12, 1 << 24, "is outside of the clip"),
+        (b"ctts", 8 + 8 * 3, 255, "not in order of time"),
+        (b"mdhd", -4, 0, "does not tell the duration"),  # the name of the box
+        (b"stsz", 12 + 4 * 50, 1 << 31, "has 50 of the 60 frames that its header"),
+        (b"stsz", 12 + 4 * 50, 1 << 24, r"has 51 of the 60 frames that its header|Invalid data"),
+    ],
+)
+def test_an_mp4_file_that_contradicts_itself(
+    clips: dict[str, Path], box: bytes, offset: int, value: int, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        list(read_frames(_patched(clips["mp4"], box, offset, value)))
+
+
+@pytest.mark.parametrize("flags", ["faststart", "frag_keyframe", "frag_keyframe+empty_moov", "negative_cts_offsets"])
+@pytest.mark.parametrize("start", [0, 0.03, 0.5, 1.7])
+def test_a_clip_cut_by_its_edit_list_is_no_damage(clips: dict[str, Path], start: float, flags: str) -> None:
+    path = clips["mp4"].with_name(f"cut-{flags}.mp4")
+    with av.open(str(clips["mp4"])) as clip, av.open(str(path), "w", options={"movflags": flags}) as cut:
+        stream = clip.streams.video[0]
+        copied, skipped = cut.add_stream_from_template(stream), int(start / (stream.time_base or 1))
+        clip.seek(skipped, stream=stream, backward=True)
+        for packet in clip.demux(stream):
+            if packet.dts is not None and packet.pts is not None:
+                packet.pts, packet.dts, packet.stream = packet.pts - skipped, packet.dts - skipped, copied
+                cut.mux(packet)
+    capture, count = cv2.VideoCapture(str(path)), 0
+    while capture.read()[0]:
+        count += 1
+    assert len(list(read_frames(path))) == count >= 60 - start * RATE - 1
+
+
+@pytest.mark.parametrize("b_frames", ["0", "2"])
+@pytest.mark.parametrize(
+    "times",
+    [
+        [0, 0.03, 0.5, 0.51, 2, 7, 7.01, 7.02, 30],
+        [0, 20, 40],
+        [0.5 + number / RATE for number in range(20)],  # the edit list begins with an empty part
+        [number / 2000 for number in range(20)],
+        [0, 0.001],
+        [0],
+    ],
+    ids=["uneven", "slides", "late", "fast", "two", "one"],
+)
+def test_unusual_times_are_no_damage(times: list[float], b_frames: str, tmp_path: Path) -> None:
+    base = Fraction(1, 90_000)
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=RATE, options={"bf": b_frames})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.time_base = base
+        for time, pixels in zip(times, pictures(len(times), 64, 48), strict=True):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = round(time / base), base
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    found = [frame.seconds for frame in read_frames(tmp_path / "clip.mp4")]
+    assert found == pytest.approx([time - times[0] for time in times], abs=1e-3)
 
 
 def test_frames_may_change_their_size(tmp_path: Path) -> None:

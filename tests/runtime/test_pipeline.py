@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -179,10 +180,19 @@ def test_optional_outputs_may_be_absent(tmp_path: Path) -> None:
         assert list(scores(FEATURES)) == ["p"]
 
 
-def test_a_file_without_end_is_refused(texts: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_pipes_and_devices_are_refused(
+    texts: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InvalidArgument, match=f"'{path}' is a pipe or a device, not a file"):
+            texts("a", path)
+    with pytest.raises(InvalidArgument, match="Is a directory"):
+        texts("a", tmp_path)
     monkeypatch.setattr("penstock.runtime.pipeline._MAX_FILE_BYTES", 3 << 20)
-    with pytest.raises(InvalidArgument, match=f"'/dev/zero' has more than {3 << 20} bytes"):
-        texts("a", Path("/dev/zero"))
+    (tmp_path / "large").write_bytes(bytes((3 << 20) + 1))
+    with pytest.raises(InvalidArgument, match=f"large' has more than {3 << 20} bytes"):
+        texts("a", tmp_path / "large")
     (tmp_path / "just").write_bytes(bytes(3 << 20))
     assert texts("a", tmp_path / "just")["size"] == str(3 << 20)
 

@@ -29,7 +29,7 @@ def saved(path: Path, **arrays: object) -> Path:
 
 def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data.npz")
-    with pytest.raises(InvalidData, match="it is a pipe"):
+    with pytest.raises(InvalidData, match="is a pipe"):
         load_dataset(tmp_path / "data.npz", SIGNATURE)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +101,10 @@ def test_a_dataset_stays_as_it_is() -> None:
     data = open_data({"x": X}, ROWS)
     assert isinstance(data, Dataset)
     assert open_data(data, ROWS) is data
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl", "npz"])
+def test_a_pipe_is_refused(suffix: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"pipe.{suffix}")
+    with pytest.raises(InvalidData, match=rf"pipe\.{suffix}' is a pipe or a device, not a file"):
+        load_dataset(tmp_path / f"pipe.{suffix}", ROWS)

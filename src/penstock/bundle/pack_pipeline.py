@@ -122,6 +122,8 @@ def pack_pipeline(
 
 def read_declaration(path: Path) -> Declaration:
     """The declaration in the file ``path``. Raises NotFound, InvalidConfig."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise InvalidConfig(f"cannot read '{path}': it is not a file")
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)

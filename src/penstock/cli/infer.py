@@ -62,7 +62,7 @@ def infer(
     items: Annotated[
         list[str] | None,
         typer.Argument(
-            help="For a pipeline: files or texts, one per item; or NAME=VALUE for each input of one item.",
+            help="For a pipeline: files or texts, one per item, - for the standard input; or NAME=VALUE for each input of one item.",
             show_default=False,
         ),
     ] = None,

@@ -34,6 +34,8 @@ _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,ogg,flv,asf,ivf,h264,hevc,
 """FFmpeg's formats that contain all of their data. Playlists could make it read other files or open connections."""
 _TOLERANCE_S, _TOLERANCE_FRAMES = 0.1, 3
 """A clip may end this much before the time that its header declares, or this number of frames if they take longer."""
+_LEAST_SELECTED = 0.05
+"""An edit list that selects less than one frame, and less than this part of the clip, is damaged: a clip of few slides may be cut."""
 _ROUNDING_S = 1e-6
 _MOST, _MOST_THREADS = 1e9, 256
 
@@ -109,7 +111,7 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
 
     Raises NotFound; InvalidInput if the file is no video, is damaged or truncated, or has frames that are too large. The frames before
     the damage are returned first, except a few that the decoder's threads may lose. Truncation cannot be noticed in a container
-    without a duration, such as MPEG-TS.
+    without a duration, such as MPEG-TS; nor can damage that leaves the header of a valid clip, such as one with another frame rate.
     """
     sampling = sampling or Sampling()
     reformatter, counted, tick = VideoReformatter(), 0, sampling.start
@@ -155,12 +157,14 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
         context.options = {"err_detect": "explode", "max_pixels": str(sampling.max_pixels)}
         base, origin = stream.time_base, stream.start_time or 0
         try:
+            samples = _Samples(container, stream)
             if seek_s:
                 container.seek(origin + math.floor(seek_s / base), stream=stream, backward=True)
-            for frame in container.decode(stream):
+            for frame in chain.from_iterable(packet.decode() for packet in samples.packets(seek_s > 0)):
                 seconds = _seconds(frame, stream, count, origin)
                 if frame.is_corrupt:
                     raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")
+                samples.check_order(frame)
                 count += 1
                 ended = seconds + float((frame.duration or 0) * base)
                 yield seconds, frame
@@ -173,6 +177,56 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
         raise InvalidInput(f"{_name(path)} has no frames", "the file may be truncated")
     if missing_s > tolerance_s:
         raise InvalidInput(f"{_name(path)} is truncated: it ends {missing_s:.1f} s before the time in its header")
+
+
+class _Samples:
+    """The packets of a clip. FFmpeg follows the table of samples and the edit list of an MP4 file even if they contradict each other
+    because the header is damaged, so that frames are missing. This raises ValueError.
+    """
+
+    def __init__(self, container: Any, stream: Any) -> None:
+        self._container, self._stream = container, stream
+        self._is_ordered = container.format.name.startswith(("mov", "matroska"))
+        self._latest: int | None = None
+        self._is_whole = False
+        """True if the file declares its number of samples, and its edit list selects all of them."""
+        if container.format.name.startswith("mov") and stream.frames:
+            self._check_edits()
+
+    def _check_edits(self) -> None:
+        frames, rate, duration = self._stream.frames, self._stream.average_rate, self._stream.duration
+        if duration is None or not rate:
+            raise ValueError("the header does not tell the duration of the video")
+        selected = duration * self._stream.time_base * rate
+        if selected < min(1, frames * _LEAST_SELECTED):
+            raise ValueError(f"the header selects {float(selected):.3g} of {frames} frames")
+        self._is_whole = selected > frames - 0.5
+
+    def packets(self, is_sought: bool) -> Iterator[Any]:
+        """The packets, from the current position. Raises ValueError if some of them are missing, unless ``is_sought``."""
+        count, frames = 0, self._stream.frames
+        for packet in self._container.demux(self._stream):
+            if packet.dts is not None:
+                count += 1
+                if self._is_whole and packet.is_discard:
+                    self._check_discarded(packet)
+            yield packet
+        if self._is_whole and not is_sought and count < frames:
+            raise ValueError(f"the file has {count} of the {frames} frames that its header declares")
+
+    def _check_discarded(self, packet: Any) -> None:
+        """Raise ValueError if ``packet`` is not shown although the clip is not cut. Writers are inexact at the end."""
+        seconds = float((packet.pts or 0) * packet.time_base)
+        end = float(self._stream.duration * self._stream.time_base + _TOLERANCE_FRAMES / self._stream.average_rate)
+        if not 0 <= seconds <= end:
+            raise ValueError(f"the time of a frame, {seconds:.3f} s, is outside of the clip")
+
+    def check_order(self, frame: Any) -> None:
+        """Raise ValueError if ``frame`` is earlier than the last one, in containers that store the time of each frame."""
+        if self._is_ordered and frame.pts is not None:
+            if self._latest is not None and frame.pts < self._latest:
+                raise ValueError("the frames are not in order of time")
+            self._latest = frame.pts
 
 
 def _opened(path: Path) -> Any:

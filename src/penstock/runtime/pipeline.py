@@ -17,7 +17,7 @@ from penstock.bundle.local import NO_LIMITS, DeviceLimits
 from penstock.bundle.local_models import LocalModels
 from penstock.bundle.manifest import PipelineManifest
 from penstock.bundle.pipeline import PipelineBundle, open_pipeline
-from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable, prefixed
+from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailable, prefixed, shortened
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told
 from penstock.pipeline.streaming.stages import Stages
@@ -25,8 +25,8 @@ from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Media, Value, ValueType, check_inputs
 from penstock.pipeline.wire import to_json, to_tensors
 
-_MAX_FILE_BYTES, _READ_BYTES = 1 << 30, 1 << 20
-"""Maximum size of a file that is an input, because devices such as /dev/zero have no end; and the bytes to read at once."""
+_MAX_FILE_BYTES = 1 << 30
+"""Maximum size of a file that is an input."""
 _MANY_ITEMS = 16
 """Fewer items take less time than loading copies of the models would."""
 Item = Any
@@ -289,7 +289,9 @@ def _content(kind: ValueType, value: Value) -> Value:
     except FileNotFoundError:
         raise NotFound(f"no file '{value}'", "check the path") from None
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"cannot read '{value}': {getattr(error, 'strerror', None) or error}") from None
+        raise InvalidArgument(
+            f"cannot read '{shortened(str(value))}': {getattr(error, 'strerror', None) or error}"
+        ) from None
     if kind.media is not Media.TEXT:
         return data
     try:
@@ -299,12 +301,9 @@ def _content(kind: ValueType, value: Value) -> Value:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises InvalidArgument if it is too large, and OSError."""
-    parts, left = [], _MAX_FILE_BYTES
-    with path.open("rb") as file:
-        while part := file.read(_READ_BYTES):
-            parts.append(part)
-            left -= len(part)
-            if left < 0:
-                raise InvalidArgument(f"'{path}' has more than {_MAX_FILE_BYTES} bytes", "give a smaller file")
-    return b"".join(parts)
+    """The content of a file. Raises OSError, and InvalidArgument if it is too large, or a pipe or a device, which may have no end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InvalidArgument(f"'{path}' is a pipe or a device, not a file", "pass its content, or save it to a file")
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise InvalidArgument(f"'{path}' has more than {_MAX_FILE_BYTES} bytes", "give a smaller file")
+    return path.read_bytes()

@@ -73,6 +73,8 @@ def load_dataset(
         return read_folder(path, signature, independent=independent, hints=hints)
     if not path.exists():
         raise NotFound(f"no data file '{path}'", "check the path")
+    if not path.is_file():  # opening a pipe would wait for a writer, and a device may have no end
+        raise InvalidData(f"'{path}' is a pipe or a device, not a file", "save the samples to a file")
     if path.suffix in {".jsonl", ".ndjson"}:
         return gather(json_lines(path), signature, f"'{path}'", independent=independent, hints=hints)
     if path.suffix in _TABLES:

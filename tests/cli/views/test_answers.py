@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,33 @@ def test_one_item_is_printed_as_a_server_answers(penstock: Command, folder: Path
         assert json.loads(penstock("infer", "scores.bundle", word).out) == json.loads(done.out)
 
 
+def test_the_standard_input_is_an_item(
+    penstock: Command, folder: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores_bundle(folder)
+    one = penstock("infer", "scores.bundle", ONE).out
+    (folder / "text.yaml").write_text(
+        "name: text\ninputs: {x: {media: text}}\nsteps: [{step: normalise_text, in: x, out: y}]\noutputs: [y]\n"
+    )
+    (folder / "boxes.yaml").write_text(BOXES)
+    for name in ("text", "boxes"):
+        assert penstock("pack", f"{name}.yaml", "-o", f"{name}.bundle").code == 0
+
+    def answer(bundle: str, content: bytes, *arguments: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        done = penstock("infer", bundle, *arguments)
+        assert done.code == 0, done.err
+        return done.out
+
+    assert answer("scores.bundle", ONE.encode(), "-") == one
+    assert answer("scores.bundle", ONE.encode(), "features=/dev/stdin") == one
+    assert json.loads(answer("text.bundle", "zwölf".encode(), "-")) == {"y": "zwölf"}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(ONE.encode())))
+    assert "the standard input is empty" in penstock("infer", "scores.bundle", "-", "-").err
+    assert "picture" in answer("boxes.bundle", picture.read_bytes(), "-", "--draw", "drawn.png")
+    assert (folder / "drawn.png").exists()
+
+
 def test_a_row_of_an_array_is_one_line(penstock: Command, folder: Path) -> None:
     (folder / "pipeline.yaml").write_text(
         "name: rows\ninputs: {x: {shape: [-1, 2]}}\nsteps: [{step: softmax, in: x, out: y}]\noutputs: [y]\n"
@@ -75,7 +104,8 @@ def test_nan_is_not_null(penstock: Command, folder: Path) -> None:
     ("arguments", "message"),
     [
         ((), "there is no item to run"),
-        (("none.npy",), "is not an array of FP32"),
+        (("pipe.npy",), "it is a pipe"),
+        (("-",), "the standard input is not an array of FP32 in JSON"),
         (("features=[1,2,3]", "features=[1,2,3]"), "input 'features' is given twice"),
         (("--text", "x"), "input 'features' is tensor, not text"),
         ((ONE, TWO, "--draw", "a.png"), "--draw takes one item, but 2 are given"),
@@ -83,11 +113,21 @@ def test_nan_is_not_null(penstock: Command, folder: Path) -> None:
         (("--inputs", "data.npz"), "is a pipeline, which takes files"),
     ],
 )
-def test_mistakes(penstock: Command, folder: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_mistakes(
+    penstock: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
     scores_bundle(folder)
+    os.mkfifo("pipe.npy")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x")))
     done = penstock("infer", "scores.bundle", *arguments)
     assert (done.code, "Traceback" in done.err) == (2, False)
     assert message in done.err
+
+
+def test_a_missing_file_is_named(penstock: Command, folder: Path) -> None:
+    scores_bundle(folder)
+    done = penstock("infer", "scores.bundle", "none.npy")
+    assert (done.code, "no data file 'none.npy'" in done.err) == (3, True)
 
 
 def test_a_model_takes_tensors(penstock: Command, folder: Path) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import InvalidArgument, NotFound, PenstockError, prefixed, shortened
 from penstock.pipeline.value import Media, Value, ValueType, read_array
 from penstock.runtime import Pipeline
+from penstock.samples.npz import read_npy
 from penstock.storage.atomic import whole_file
 from penstock.tensor import DataType
+
+_STANDARD_INPUT = ("-", "/dev/stdin")
 
 
 def infer_pipeline(
@@ -86,8 +87,8 @@ def item_names(pipeline: Pipeline, words: Sequence[str], texts: Sequence[str]) -
 def read_items(pipeline: Pipeline, words: Sequence[str], texts: Sequence[str]) -> list[dict[str, Value]]:
     """The items on the command line. ``words`` are ``NAME=VALUE`` for each input of one item, or a value of the only input per item.
 
-    A value is a text, the path of a file or, for a tensor, the path of an npy or a JSON file, or JSON. ``texts`` are never paths.
-    Raises InvalidArgument.
+    A value is a text, the path of a file or, for a tensor, the path of an npy or a JSON file, or JSON. ``-`` is the standard input.
+    ``texts`` are never paths. Raises InvalidArgument.
     """
     kinds = pipeline.inputs
     if not words and not texts:
@@ -115,6 +116,8 @@ def _is_one(pipeline: Pipeline, words: Sequence[str]) -> bool:
 
 
 def _value(kind: ValueType, word: str) -> Value:
+    if word in _STANDARD_INPUT:
+        return _from_standard_input(kind)
     if kind.media is Media.TEXT:
         path = Path(word)
         if path.suffix.lower() not in (".txt", ".md"):
@@ -127,12 +130,25 @@ def _value(kind: ValueType, word: str) -> Value:
     path = Path(word)
     try:
         if path.suffix.lower() == ".npy":
-            return np.load(path, allow_pickle=False)
+            return read_npy(path)
         return read_array(json_text.loads(path.read_text() if path.is_file() else word), kind.datatype)
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"'{word}' is not an array of {kind.datatype.value}: {error}", "name an npy or a JSON file"
         ) from None
+
+
+def _from_standard_input(kind: ValueType) -> Value:
+    if not (content := sys.stdin.buffer.read()):
+        raise InvalidArgument("the standard input is empty", "pass one item, and give - once")
+    if kind.media not in (Media.TEXT, Media.TENSOR):
+        return content
+    try:
+        text = content.decode("utf-8-sig")
+        return text if kind.media is Media.TEXT else read_array(json_text.loads(text), kind.datatype)
+    except (ValueError, RecursionError) as error:
+        wanted = "UTF-8 text" if kind.media is Media.TEXT else f"an array of {kind.datatype.value} in JSON"
+        raise InvalidArgument(f"the standard input is not {wanted}: {error}") from None
 
 
 def draw(pipeline: Pipeline, item: Mapping[str, Value], outputs: Mapping[str, Value], target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -56,3 +57,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def wrong_type(step: str, name: str, wanted: str, found: ValueType) -> InvalidConfig:
     """The error for an input of the wrong type."""
     return InvalidConfig(f"step '{step}' needs {wanted} as '{name}', but it is {found}")
+
+
+_BASE64 = re.compile(rb"(data:[^,]{0,200};base64,)?[\w+/=\s-]{16,}")
+_SEARCHED = 1024
+
+
+def is_base64(content: bytes) -> bool:
+    """True if ``content``, which should be a file of pictures or sound, is one as text: in base64, or as a data URL."""
+    return _BASE64.fullmatch(content[:_SEARCHED]) is not None
+
+
+BASE64_HINT = "pass the bytes: decode it with base64.b64decode, without the part up to the comma of a data URL"

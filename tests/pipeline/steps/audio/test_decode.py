@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 from pathlib import Path
@@ -129,3 +130,12 @@ def test_samples_may_come_as_an_array() -> None:
     for wrong in (samples.astype(np.float64), samples[None], samples[:0], np.zeros(8_001, np.float32)):
         with pytest.raises(InvalidInput, match="the sound (is an array|lasts)"):
             step.run({"file": wrong})
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
+def test_base64_is_named_with_the_fix(form: str) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(3000, np.float32), 16_000, format=form)
+    for head in (b"", b"data:audio/wav;base64,"):
+        with pytest.raises(InvalidInput, match="the sound is text in base64"):
+            DecodeAudio(rate=16_000).run({"file": head + base64.b64encode(file.getvalue())})

@@ -11,7 +11,10 @@ import pytest
 from transformers import WhisperFeatureExtractor
 
 from penstock.errors import InvalidConfig, InvalidInput
+from penstock.pipeline.steps.audio.decode import DecodeAudio
 from penstock.pipeline.steps.audio.log_mel import LogMel, WhisperLogMel, _filters
+from penstock.pipeline.steps.audio.resample import Resample
+from penstock.pipeline.steps.base import Step
 from penstock.pipeline.value import Media, ValueType
 from penstock.tensor import Array, DataType
 
@@ -112,3 +115,16 @@ def test_wrong_sounds_are_refused() -> None:
         LogMel(rate=8_000, fmax=5000).check({"value": sound})
     with pytest.raises(InvalidConfig, match="a window of 3000, but n_fft is only 2048"):
         LogMel(rate=8_000, window=3000).check({"value": sound})
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("step", [LogMel(rate=16_000), WhisperLogMel(), Resample(source_rate=16_000, rate=8_000)])
+def test_samples_that_are_not_finite_are_refused_as_by_librosa(step: Step, bad: float) -> None:
+    samples = np.zeros(16_000, np.float32)
+    step.run({"value": samples})
+    samples[500] = bad
+    with pytest.raises(InvalidInput, match="the sound has samples that are NaN or infinite"):
+        step.run({"value": samples})
+    with pytest.raises(InvalidInput, match="the sound has samples that are NaN or infinite"):
+        DecodeAudio(rate=16_000).run({"file": samples})

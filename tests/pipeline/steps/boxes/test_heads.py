@@ -134,6 +134,9 @@ def test_ssd() -> None:
     np.testing.assert_allclose(found["boxes"], [[0.42, 0.06, 0.62, 0.86]], atol=1e-6)
     assert found["classes"].tolist() == [1]
     assert found["scores"][0] == pytest.approx(np.exp(5) / (1 + np.exp(1) + np.exp(5)))
+    for step in (DecodeSsd(), DecodeDetr(activation="softmax")):
+        with pytest.raises(InvalidInput, match="'logits' contains NaN"):
+            step.run({**inputs, "logits": np.array([[0, 1, np.inf]], np.float32)})
     far = DecodeSsd().run({**inputs, "boxes": np.full((1, 4), 1e6, np.float32)})
     assert np.isfinite(far["boxes"]).all()
     with pytest.raises(InvalidInput, match=r"'logits' has the shape \[1, 3\], and 'priors' \[2, 4\]"):

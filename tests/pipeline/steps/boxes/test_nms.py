@@ -31,7 +31,8 @@ def torchvision_nms(boxes: Array, scores: Array, iou: float) -> list[int]:
             height = max(np.float32(0), min(y2[i], y2[j]) - max(y1[i], y1[j]))
             inter = width * height
             union = areas[i] + areas[j] - inter
-            if union != 0 and inter / union > iou:  # 0 / 0 is NaN in C++, which is not greater
+            # 0 / 0 is NaN in C++, which is not greater. C++ compares a float with a double.
+            if union != 0 and float(inter / union) > iou:
                 suppressed[j] = True
     return keep
 
@@ -63,6 +64,34 @@ def test_equals_the_loop_of_torchvision(found: tuple[Array, Array, Array], iou: 
     result = Nms(iou=iou).run({"boxes": boxes, "scores": scores, "classes": classes})
     np.testing.assert_array_equal(result["boxes"], boxes[kept])
     np.testing.assert_array_equal(result["classes"], classes[kept])
+
+
+@st.composite
+def close_calls(draw: st.DrawFn) -> tuple[Array, Array, float]:
+    """Boxes with any coordinates, and a limit that is the intersection over union of two of them, or one of its neighbours."""
+    rng = np.random.default_rng(draw(st.integers(0, 9999)))
+    starts = rng.uniform(0, 40, (draw(st.integers(2, 12)), 2))
+    boxes = np.concatenate([starts, starts + rng.uniform(1, 60, starts.shape)], 1).astype(np.float32)
+    width, height = np.clip(np.minimum(boxes[0, 2:], boxes[1, 2:]) - np.maximum(boxes[0, :2], boxes[1, :2]), 0, None)
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    inter = width * height
+    exact = float(inter / (areas[0] + areas[1] - inter))
+    limit = draw(st.sampled_from([exact, np.nextafter(exact, 0), np.nextafter(exact, 1), round(exact, 7)]))
+    return boxes, rng.random(len(boxes), np.float32), min(max(float(limit), 0.0), 1.0)
+
+
+@settings(deadline=None, max_examples=300)
+@given(close_calls())
+def test_equals_the_loop_of_torchvision_next_to_the_limit(found: tuple[Array, Array, float]) -> None:
+    boxes, scores, iou = found
+    result = Nms(iou=iou).run({"boxes": boxes, "scores": scores})
+    np.testing.assert_array_equal(result["boxes"], boxes[torchvision_nms(boxes, scores, iou)])
+
+
+def test_a_limit_that_fp32_rounds_up() -> None:
+    boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 3]], np.float32)  # 0.3 in FP32 is greater than 0.3
+    assert len(Nms(iou=0.3).run({"boxes": boxes, "scores": np.array([1, 0.5], np.float32)})["scores"]) == 1
+    assert len(Nms(iou=0.3000001).run({"boxes": boxes, "scores": np.array([1, 0.5], np.float32)})["scores"]) == 2
 
 
 def by_onnx(boxes: Array, scores: Array, iou: float) -> list[int]:

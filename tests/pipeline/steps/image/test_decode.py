@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -217,3 +218,14 @@ def test_types() -> None:
     assert (found.media, found.shape, found.colour) == (Media.IMAGE, (-1, -1, 1), "grey")
     with pytest.raises(InvalidConfig, match="needs a file or a picture"):
         DecodeImage().check({"value": TEXT})
+
+
+@pytest.mark.parametrize("head", ["", "data:image/png;base64,"])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+def test_base64_is_named_with_the_fix(format: str, head: str) -> None:
+    content = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(content, format)
+    for encode in (base64.b64encode, base64.encodebytes, base64.urlsafe_b64encode):
+        with pytest.raises(InvalidInput, match="the picture is text in base64") as raised:
+            DecodeImage().run({"value": head.encode() + encode(content.getvalue())})
+        assert "base64.b64decode" in raised.value.hint

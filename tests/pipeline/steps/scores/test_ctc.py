@@ -66,6 +66,8 @@ def test_wrong_values() -> None:
         step.run({"value": np.zeros((5, 4), np.float32)})
     with pytest.raises(InvalidInput, match="NaN"):
         step.run({"value": np.full((5, 3), np.nan, np.float32)})
+    with pytest.raises(InvalidInput, match="NaN"):
+        CtcDecode(labels=AB, softmax=True).run({"value": np.full((5, 3), np.inf, np.float32)})
     with pytest.raises(InvalidInput, match="'value' contains -1, which is no probability.*softmax: true"):
         step.run({"value": np.full((5, 3), -1, np.float32)})
     with pytest.raises(InvalidConfig, match="no labels 'x'"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -25,6 +26,33 @@ def pooled(tokens: Array, mask: Array | None = None, how: Any = "mean") -> Array
     """The result of the step."""
     found: Array = Pool(how=how).run({"value": tokens} if mask is None else {"value": tokens, "mask": mask})["value"]
     return found
+
+
+def sentence_transformers(tokens: Any, mask: Any, how: str) -> Any:
+    """The definition of ``sentence_transformers.models.Pooling`` for a batch of texts [texts, tokens, width]."""
+    wide = mask[..., None].expand(tokens.shape).float()
+    match how:
+        case "cls":
+            return tokens[:, 0]
+        case "max":
+            return tokens.masked_fill(wide == 0, -1e9).max(1).values
+        case "mean":
+            return (tokens * wide).sum(1) / wide.sum(1).clamp(min=1e-9)
+        case _:
+            return tokens[torch.arange(len(tokens)), mask.shape[1] - 1 - mask.flip(1).argmax(1)]
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "cls", "last"])
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4), seed=st.integers(0, 999))
+def test_a_batch_padded_on_the_right_equals_sentence_transformers(how: str, lengths: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tokens = rng.normal(size=(len(lengths), max(lengths) + seed % 2, 5)).astype(np.float32)
+    mask = (np.arange(tokens.shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
+    wanted = sentence_transformers(torch.from_numpy(tokens), torch.from_numpy(mask), how).numpy()
+    for text, its, one in zip(tokens, mask, wanted, strict=True):
+        np.testing.assert_allclose(pooled(text, its, how), one, atol=0 if how in ("cls", "last", "max") else 1e-6)
+        left = np.concatenate([text[its == 0], text[its == 1]])  # padded on the left, a text has the same embedding
+        np.testing.assert_array_equal(pooled(left, np.sort(its), how), pooled(text, its, how))
 
 
 @given(_TOKENS, st.data())
@@ -48,6 +76,34 @@ def test_length_equals_torch(vectors: Array, data: st.DataObject) -> None:
     wanted = torch.nn.functional.normalize(torch.from_numpy(vectors), dim=axis).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     assert found.dtype == np.float32
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=300)
+@given(st.data(), st.sampled_from([np.float32, np.float64]), st.sampled_from([1e-12, 1e-30, 1.0]))
+def test_the_length_of_any_finite_vector(data: st.DataObject, dtype: Any, epsilon: float) -> None:
+    most = 38 if dtype is np.float32 else 307
+    exponents = data.draw(st.lists(st.integers(-most - 7, most), min_size=1, max_size=5))
+    vectors = np.array([[10.0**exponent, -2 * 10.0 ** (exponent - 1), 0] for exponent in exponents], dtype)
+    vectors[0] = vectors[0, ::-1]
+    found = L2Normalise(epsilon=epsilon).run({"value": vectors})["value"]
+    for one, vector in zip(found, vectors, strict=True):
+        length = max(math.hypot(*vector.tolist()), epsilon)
+        least = np.finfo(dtype).smallest_subnormal
+        np.testing.assert_allclose(
+            one, vector / dtype(1) if length == 1 else vector.astype(float) / length, rtol=1e-5, atol=2 * least
+        )
+
+
+@pytest.mark.parametrize("row", [[np.inf, 1, -np.inf], [np.nan, 1, 2], [0, 0, 0], [1e-30, 0, 0], [6e4, -6e4, 1]])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.filterwarnings("error")
+def test_unusual_vectors_equal_torch(row: list[float], dtype: Any) -> None:
+    vector = torch.tensor([row, [1, 2, 3]], dtype=torch.float64).to(dtype)
+    wanted = torch.nn.functional.normalize(vector.double(), dim=-1).to(dtype).numpy()
+    for one, reference in ((vector, wanted), (vector[0], wanted[0])):
+        found = L2Normalise().run({"value": one.numpy()})["value"]
+        np.testing.assert_allclose(found, reference, rtol=2e-3 if dtype is torch.float16 else 1e-6, atol=1e-30)
 
 
 def test_zero_and_half_precision() -> None:

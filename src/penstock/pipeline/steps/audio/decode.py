@@ -11,8 +11,8 @@ import numpy as np
 from msgspec import Meta
 
 from penstock.errors import InvalidInput, Unsupported, printable
-from penstock.pipeline.steps.audio.resample import Resampler, resampled
-from penstock.pipeline.steps.base import Step, wrong_type
+from penstock.pipeline.steps.audio.resample import Resampler, finite, resampled
+from penstock.pipeline.steps.base import BASE64_HINT, Step, is_base64, wrong_type
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.tensor import Array, DataType
 
@@ -65,11 +65,11 @@ class DecodeAudio(Step, frozen=True, kw_only=True):
                 source = file.samplerate
                 samples = self._read(file, content)
         except soundfile.SoundFileError as error:
+            if is_base64(content):
+                raise InvalidInput("the sound is text in base64, not a file", BASE64_HINT) from None
             reason = printable(str(getattr(error, "error_string", error)))
             raise InvalidInput(f"the sound cannot be decoded: {reason}", "send WAV, FLAC, OGG or MP3") from None
-        if not np.isfinite(samples).all():
-            raise InvalidInput("the sound has samples that are NaN or infinite")
-        return {"samples": resampled(samples, source, self.rate, self.filter)}
+        return {"samples": resampled(finite(samples), source, self.rate, self.filter)}
 
     def _decoded(self, samples: Array) -> Array:
         if samples.dtype != np.float32 or samples.ndim != 1 or not samples.size:
@@ -77,7 +77,7 @@ class DecodeAudio(Step, frozen=True, kw_only=True):
             raise InvalidInput(f"the sound is an array {shown}", "give float32 of shape [samples], in -1 to 1")
         if len(samples) > self.max_seconds * self.rate:
             raise InvalidInput(f"the sound lasts {len(samples) / self.rate:.1f} s, the limit is {self.max_seconds:g} s")
-        return samples
+        return finite(samples)
 
     def _read(self, file: soundfile.SoundFile, content: bytes) -> Array:
         """The decoded samples, averaged over the channels."""

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Meta
 
 from penstock.errors import InvalidConfig, InvalidInput
-from penstock.pipeline.steps.audio.resample import check_is_sound
+from penstock.pipeline.steps.audio.resample import check_is_sound, finite
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
@@ -80,13 +80,13 @@ class LogMel(Step, frozen=True, kw_only=True):
         return {"value": ValueType(shape=(self.n_mels, frames))}
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """The spectrogram. Raises InvalidInput if the sound is too short."""
+        """The spectrogram. Raises InvalidInput if the sound is too short, or a sample is not finite."""
         samples: Array = inputs["value"]
         if self.center:
             samples = _centred(samples, self.n_fft // 2, self.pad_mode)
         filters = _bands(self.rate, self.n_fft, self.n_mels, self.fmin, self._fmax, self.htk, self.norm == "slaney")
         spectrogram = _spectrogram(samples, self.n_fft, self.hop, self.window or self.n_fft, self.power)
-        values = _filtered(spectrogram, filters)
+        values = finite(_filtered(spectrogram, filters))
         if self.scale == "power":
             return {"value": values}
         logarithm = np.log if self.scale == "log" else np.log10
@@ -161,7 +161,8 @@ def _spectrogram(samples: Array, n_fft: int, hop: int, window: int, power: float
     for start in range(0, len(frames), size):
         block = frames[start : start + size]
         count = len(block)
-        np.fft.rfft(np.multiply(block, shape, out=real[:count]), out=transformed[:count])
+        with np.errstate(invalid="ignore", over="ignore"):  # which ``finite`` finds in the result
+            np.fft.rfft(np.multiply(block, shape, out=real[:count]), out=transformed[:count])
         parts = transformed[:count].view(np.float64)
         parts *= parts
         squares = parts[:, ::2].T + parts[:, 1::2].T

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
-from penstock.errors import InvalidConfig, Unsupported
+from penstock.errors import InvalidConfig, InvalidInput, Unsupported
 from penstock.pipeline.steps.base import Step, wrong_type
 from penstock.pipeline.value import Media, Value, ValueType
 from penstock.tensor import Array, DataType
@@ -44,8 +44,8 @@ class Resample(Step, frozen=True, kw_only=True):
         return {"value": replace(given, media=Media.AUDIO, shape=(length,), rate=self.rate)}
 
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """The resampled sound."""
-        return {"value": resampled(inputs["value"], self.source_rate, self.rate, self.filter)}
+        """The resampled sound. Raises InvalidInput if a sample is not finite."""
+        return {"value": resampled(finite(inputs["value"]), self.source_rate, self.rate, self.filter)}
 
 
 def check_is_sound(step: str, given: ValueType, rate: int = 0) -> None:
@@ -56,6 +56,13 @@ def check_is_sound(step: str, given: ValueType, rate: int = 0) -> None:
         raise InvalidConfig(
             f"step '{step}' expects {rate} samples per second, but its input has {given.rate}", "make the rates equal"
         )
+
+
+def finite(samples: Array) -> Array:
+    """``samples``, or anything that has been computed from them. Raises InvalidInput if one is NaN or infinite."""
+    if not np.isfinite(samples).all():
+        raise InvalidInput("the sound has samples that are NaN or infinite", "check how they are computed")
+    return samples
 
 
 def resampled_length(count: int, source: int, rate: int) -> int:

@@ -12,7 +12,7 @@ from penstock.errors import InvalidInput
 from penstock.pipeline.steps.base import Step
 from penstock.pipeline.steps.boxes.arrays import DETECTIONS, check_array, corners, matrix_of
 from penstock.pipeline.steps.scores.activations import sigmoid, softmax
-from penstock.pipeline.steps.scores.labels import check_probabilities
+from penstock.pipeline.steps.scores.labels import check_probabilities, comparable
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
@@ -105,7 +105,7 @@ class DecodeDetr(_Head, frozen=True, kw_only=True):
         """Boxes, scores and classes."""
         logits, boxes = _paired(inputs, "logits", "boxes")
         if self.activation == "softmax":
-            return self._detected(boxes, softmax(logits)[:, :-1])
+            return self._detected(boxes, comparable(softmax(logits), "logits")[:, :-1])
         if self.activation == "none":
             check_probabilities(logits, "logits", "set 'activation' to sigmoid or softmax if these are logits")
             return self._detected(boxes, logits)
@@ -143,7 +143,7 @@ class DecodeSsd(_Head, frozen=True, kw_only=True):
         _, priors = _paired(inputs, "logits", "priors")
         if not self.softmax:
             check_probabilities(logits, "logits", "set 'softmax: true' if these are logits")
-        probabilities = (softmax(logits) if self.softmax else logits)[:, 1:]
+        probabilities = (comparable(softmax(logits), "logits") if self.softmax else logits)[:, 1:]
         centre, size = np.float32(self.variances[0]), np.float32(self.variances[1])
         middles = priors[:, :2] + offsets[:, :2] * centre * priors[:, 2:]
         # An offset of 80 would already be a size of e^16 times the prior; more would overflow.

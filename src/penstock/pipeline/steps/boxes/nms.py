@@ -26,7 +26,8 @@ class Nms(Step, frozen=True, kw_only=True):
     """Drop each box that overlaps a better one of its class: non-maximum suppression, as torchvision's ``batched_nms``.
 
     1. Boxes are taken from the highest score to the lowest. Of equal scores, the first box comes first.
-    2. A box is dropped if its intersection over union with a box that is kept is greater than ``iou``, computed in FP32.
+    2. A box is dropped if its intersection over union with a box that is kept is greater than ``iou``, computed in FP32. ``iou``
+       itself is not rounded.
     3. Boxes of different ``classes`` do not suppress one another. Without ``classes``, all boxes are of class 0.
     """
 
@@ -53,23 +54,25 @@ class Nms(Step, frozen=True, kw_only=True):
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The kept boxes, from the highest score to the lowest, with their scores and classes."""
         boxes, scores = boxes_of(inputs["boxes"]), comparable(inputs["scores"], "scores").astype(np.float32, copy=False)
-        classes: Array = inputs.get("classes", np.zeros(len(boxes), np.int64))
-        if scores.shape != (len(boxes),) or classes.shape != scores.shape:
-            raise InvalidInput(f"there are {len(boxes)} boxes, {scores.size} scores and {classes.size} classes")
-        kept = self._kept(boxes, scores, classes)
-        return {"boxes": boxes[kept], "scores": scores[kept], "classes": classes[kept]}
+        classes: Array | None = inputs.get("classes")
+        if scores.shape != (len(boxes),) or (classes is not None and classes.shape != scores.shape):
+            count = len(boxes) if classes is None else classes.size
+            raise InvalidInput(f"there are {len(boxes)} boxes, {scores.size} scores and {count} classes")
+        kept = self._kept(boxes, scores, None if self.across_classes else classes)
+        names = np.zeros(len(kept), np.int64) if classes is None else classes.take(kept)
+        return {"boxes": boxes.take(kept, 0), "scores": scores.take(kept), "classes": names}
 
-    def _kept(self, boxes: Array, scores: Array, classes: Array) -> Array:
+    def _kept(self, boxes: Array, scores: Array, classes: Array | None) -> Array:
         order, ranks = descending(scores), np.arange(len(scores), 0, -1, dtype=np.float32)
-        boxes, classes = boxes[order], classes[order]
+        boxes = boxes.take(order, 0)
         # A box with a negative side overlaps none. ONNX would swap its corners.
         np.maximum(boxes[:, 2:], boxes[:, :2], out=boxes[:, 2:])
-        if self.across_classes or (classes == classes[:1]).all():
-            return order[non_max(boxes, ranks[None], self.iou, self.max_boxes)]
-        names, members = np.unique(classes, return_inverse=True)
+        if classes is None or (classes == classes[:1]).all():
+            return order.take(non_max(boxes, ranks[None], self.iou, self.max_boxes))
+        names, members = np.unique(classes.take(order), return_inverse=True)
         step, kept = max(1, _MAX_SCORES // len(ranks)), list[Array]()
         for start in range(0, len(names), step):
             of_class = members == np.arange(start, min(start + step, len(names)))[:, None]
             kept.append(non_max(boxes, of_class * ranks, self.iou, self.max_boxes))
         best: Array = np.sort(np.concatenate(kept))[: self.max_boxes]
-        return order[best]
+        return order.take(best)

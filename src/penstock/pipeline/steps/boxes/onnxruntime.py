@@ -11,6 +11,7 @@ from penstock.protocol.varint import write_varint
 from penstock.tensor import Array, DataType
 
 _ABOVE = np.zeros(1, np.float32)
+_OUTPUTS = ["kept"]
 _INPUTS = dict.fromkeys(("boxes", "scores", "most", "iou", "above"), DataType.FP32) | {"most": DataType.INT64}
 
 
@@ -19,9 +20,15 @@ def non_max(boxes: Array, scores: Array, iou: float, most: int) -> Array:
 
     ``scores`` are FP32 of shape [classes, boxes], above 0 where the box is of the class.
     """
-    values = [boxes[None], scores[None], np.array([most]), np.array([iou], np.float32), _ABOVE]
-    found: Array = _session().run(None, dict(zip(_INPUTS, values, strict=True)))[0]
+    limits = {"most": np.array([most]), "iou": np.array([_rounded_down(iou)], np.float32), "above": _ABOVE}
+    found: Array = _session().run(_OUTPUTS, {"boxes": boxes[None], "scores": scores[None], **limits})[0]
     return found[:, 2]
+
+
+def _rounded_down(iou: float) -> np.float32:
+    """The largest FP32 number up to ``iou``: the same FP32 numbers are greater than both, so 0.3 is exact in comparisons."""
+    found = np.float32(iou)
+    return found if float(found) <= iou else np.nextafter(found, np.float32(-1))
 
 
 @cache

@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from penstock.errors import InvalidInput
-from penstock.pipeline.steps.base import Step, wrong_type
+from penstock.pipeline.steps.base import BASE64_HINT, Step, is_base64, wrong_type
 from penstock.pipeline.steps.image.channels import converted
 from penstock.pipeline.steps.image.pixels import CHANNELS, Channels, Library
 from penstock.pipeline.value import Media, Value, ValueType
@@ -173,5 +173,7 @@ def _reader(content: bytes) -> type[Any]:
         return PngImageFile
     if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
         return WebPImageFile
+    if is_base64(content):
+        raise InvalidInput("the picture is text in base64, not a JPEG, PNG or WebP file", BASE64_HINT)
     found = f"begins with {content[:8]!r}" if content else "is empty"
     raise InvalidInput(f"the picture is not a JPEG, PNG or WebP file: it {found}", "convert it to one of these formats")

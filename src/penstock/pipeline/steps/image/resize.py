@@ -43,8 +43,9 @@ class Resize(Step, frozen=True, kw_only=True):
     - ``like: opencv`` is ``cv2.resize``, to the bit. It does not antialias, except with ``filter: area``.
     - ``like: torch`` is ``torch.nn.functional.interpolate``, and so torchvision's ``Resize`` of tensors. FP32 differs by at most 2e-5
       of the largest value, plus 2e-7 of it for each pixel of the longest side, because PyTorch computes positions in FP32. UINT8 is
-      computed in FP32 and rounded, and differs by at most 1, where rounding decides. Only ``bicubic`` of torchvision's transforms v2
-      differs by more, because it computes UINT8 in whole numbers: by up to 4 in photos, and by up to 45 at hard edges.
+      computed in FP32 and rounded, as by torchvision's ``Resize``, and differs by at most 1, where rounding decides. ``interpolate``
+      of UINT8, and so torchvision's transforms v2, compute in whole numbers if the processor has AVX2, and also round between the
+      two axes: in photos, a tenth of the pixels differ by 1 and, with ``bicubic``, a few by up to 4, and by up to 45 at hard edges.
     """
 
     size: tuple[Side, Side] | None = None

@@ -61,7 +61,7 @@ class CtcDecode(Labelled, frozen=True, kw_only=True):
             )
         blank = self.blank % scores.shape[1]
         if self.softmax:
-            scores = softmax(scores)
+            scores = comparable(softmax(scores))
         else:
             check_probabilities(scores, "value", "set 'softmax: true' if these are logits, or their logarithms")
         classes, score = _greedy(scores, blank) if self.beam == 1 else _searched(scores, blank, self.beam)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -10,15 +11,17 @@ import numpy as np
 
 from penstock.errors import InvalidInput
 from penstock.pipeline.steps.base import Step, wrong_type
+from penstock.pipeline.steps.scores.activations import widened
 from penstock.pipeline.value import Value, ValueType
 from penstock.tensor import Array
 
 
 class Pool(Step, frozen=True, kw_only=True):
-    """Pool the embeddings of tokens, [tokens, width], into one of [width], as Sentence Transformers does.
+    """Pool the embeddings of tokens, [tokens, width], into one of [width], as Sentence Transformers does for one text.
 
     ``mask`` [tokens] is not 0 for the tokens that count, as a tokeniser's ``attention_mask``. Without it, all count. It must select at
-    least one token.
+    least one token. If texts are padded on the left, the first token (``cls``) is that of the text: Sentence Transformers would take
+    the padding of all but the longest text of a batch.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("value", "mask")
@@ -60,12 +63,19 @@ class Pool(Step, frozen=True, kw_only=True):
                 return {"value": tokens[-1]}
 
 
+_EPSILON = 1e-12
+"""The default of PyTorch. The squares of such lengths are far from the least number of FP32."""
+
+
 class L2Normalise(Step, frozen=True, kw_only=True):
-    """Divide vectors by their Euclidean length: ``x / max(length, epsilon)``, as ``torch.nn.functional.normalize`` does."""
+    """Divide vectors by their Euclidean length: ``x / max(length, epsilon)``, as ``torch.nn.functional.normalize`` does.
+
+    Unlike in PyTorch, no finite vector is too long: PyTorch returns 0 for FP32 vectors that are longer than 1.8e19.
+    """
 
     axis: int = -1
     """Axis of the vectors."""
-    epsilon: Annotated[float, msgspec.Meta(gt=0)] = 1e-12
+    epsilon: Annotated[float, msgspec.Meta(gt=0)] = _EPSILON
     """Least divisor, so that a zero vector stays zero."""
 
     def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
@@ -79,12 +89,27 @@ class L2Normalise(Step, frozen=True, kw_only=True):
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """The vectors of length 1, in the input's datatype. Lengths are computed in FP32 or FP64."""
         vectors: Array = inputs["value"]
-        wide: Array = vectors.astype(np.float64 if vectors.dtype == np.float64 else np.float32, copy=False)
+        wide = widened(vectors)
         last = wide if self.axis in (-1, wide.ndim - 1) else np.moveaxis(wide, self.axis, -1)
-        length = np.sqrt(np.vecdot(last, last)[..., None])
-        np.maximum(length, self.epsilon, out=length)
-        found = np.empty_like(last)
-        found[...] = length  # numpy divides by whole rows twice as fast as by one number per row
-        np.divide(last, found, out=found)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # infinities give NaN
+            squares = np.asarray(np.vecdot(last, last))
+            found = last / np.sqrt(squares)[..., None] if self._is_exact(squares) else self._scaled(last)
         found = found if last is wide else np.moveaxis(found, -1, self.axis)
-        return {"value": found.astype(vectors.dtype, copy=False)}
+        return {"value": found if wide is vectors else found.astype(vectors.dtype)}
+
+    def _is_exact(self, squares: Array) -> bool:
+        """True if all lengths are at least ``epsilon``, and no square was too large or too small for its datatype."""
+        if not squares.size:
+            return False
+        least, most = squares.item(squares.argmin()), squares.item(squares.argmax())
+        return max(self.epsilon, _EPSILON) <= math.sqrt(least) and most < math.inf
+
+    def _scaled(self, vectors: Array) -> Array:
+        """The vectors of length 1, computed in FP64 from vectors that are multiplied by powers of two."""
+        real = vectors.astype(np.float64)
+        largest = np.abs(real).max(axis=-1, keepdims=True, initial=0)
+        scale = np.where(largest > 1e100, 2.0**-600, np.where(largest < 1e-100, 2.0**400, 1.0))
+        real *= scale
+        length = np.sqrt(np.vecdot(real, real))[..., None]
+        found: Array = real / np.maximum(length, self.epsilon * scale)
+        return found.astype(vectors.dtype)
