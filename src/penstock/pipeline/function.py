@@ -63,8 +63,8 @@ def _value(array: Any) -> Value:
 class MapStep(msgspec.Struct, frozen=True, eq=False):
     """A step that runs ``inner`` for each element of a list. Its outputs are lists of the outputs of ``inner``.
 
-    The inputs of the step are the list ``over`` and the values outside that ``inner`` reads, under their own names. ``inner`` reads
-    the element as ``as_``.
+    The inputs of the step are the list ``over`` and the values outside that ``inner`` reads, under their own names. ``inner`` has
+    these inputs, and the element as ``as_``.
     """
 
     over: str

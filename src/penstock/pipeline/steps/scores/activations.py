@@ -26,6 +26,13 @@ class Softmax(_Activation, frozen=True, kw_only=True):
     axis: int = -1
     """Axis over which the probabilities sum to 1."""
 
+    def check(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        """The type of the input. Raises InvalidConfig unless it is an array of floating-point numbers that has the axis."""
+        found, rank = super().check(inputs), len(inputs["value"].shape)
+        if not -rank <= self.axis < rank:
+            raise wrong_type("softmax", "value", f"an array with axis {self.axis}", inputs["value"])
+        return found
+
     def run(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """``exp(x - max(x)) / sum(exp(x - max(x)))`` along ``axis``, in the input's datatype."""
         return {"value": softmax(inputs["value"], self.axis)}
