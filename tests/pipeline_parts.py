@@ -23,7 +23,7 @@ from penstock.tensor import DataType
 
 _FP32, _INT64, _TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
-PYTHON = b'''\
+PYTHON = '''\
 from __future__ import annotations
 
 import numpy as np
@@ -79,12 +79,16 @@ def encoded(text: str) -> Tensor["BYTES", -1]:
     return np.array([one.encode() for one in text[:20]], object)
 
 
+def gr\u00f6\u00dfe(text: str) -> Tensor["INT64"]:
+    return len(text)
+
+
 def half_size(x: Tensor["FP32", -1]) -> Tensor["FP32", -1]:
     return x[::2]
-'''
+'''.encode()
 PYTHON_FUNCTIONS = (
     *("count", "joined", "words", "repeat", "rows", "squares", "both", "upper", "half", "size", "two", "encoded"),
-    "half_size",
+    *("half_size", "größe"),
 )
 LABEL_LISTS = {"pair": ("no", "yes"), "ten": tuple(map(str, range(10))), "file": ("zero", "one ✓", "two")}
 

@@ -212,8 +212,10 @@ class RandomPipeline:
                     options["pad_token"] = random.choice(("", "[PAD]", "water"))
                 case "pattern":
                     options["pattern"] = self._pattern(rank)
-                case "rate":
-                    options["rate"] = random.choice((8000, 16000, *(kind.rate for kind in given if kind.rate)))
+                case "hop":
+                    options["hop"] = random.choice((100, 333))
+                case "rate" | "source_rate":
+                    options[field.name] = random.choice((8000, 16000, *(kind.rate for kind in given if kind.rate)))
                 case "value" if name == "constant":
                     options["value"] = self._constant()
                 case _:

@@ -50,9 +50,10 @@ def softmax(logits: Array, axis: int = -1) -> Array:
     """``exp(x - max(x)) / sum(exp(x - max(x)))`` along ``axis``."""
     if not logits.size:
         return logits
-    found: Array = logits - logits.max(axis=axis, keepdims=True)
-    np.exp(found, out=found)
-    found /= found.sum(axis=axis, keepdims=True)
+    with np.errstate(invalid="ignore"):  # the result for infinity is NaN
+        found: Array = logits - logits.max(axis=axis, keepdims=True)
+        np.exp(found, out=found)
+        found /= found.sum(axis=axis, keepdims=True)
     return found
 
 

@@ -81,10 +81,11 @@ class L2Normalise(Step, frozen=True, kw_only=True):
         vectors: Array = inputs["value"]
         wide: Array = vectors.astype(np.float64 if vectors.dtype == np.float64 else np.float32, copy=False)
         last = wide if self.axis in (-1, wide.ndim - 1) else np.moveaxis(wide, self.axis, -1)
-        length = np.sqrt(np.vecdot(last, last)[..., None])
-        np.maximum(length, self.epsilon, out=length)
-        found = np.empty_like(last)
-        found[...] = length  # numpy divides by whole rows twice as fast as by one number per row
-        np.divide(last, found, out=found)
+        with np.errstate(over="ignore", invalid="ignore"):  # the result is 0 or NaN
+            length = np.sqrt(np.vecdot(last, last)[..., None])
+            np.maximum(length, self.epsilon, out=length)
+            found = np.empty_like(last)
+            found[...] = length  # numpy divides by whole rows twice as fast as by one number per row
+            np.divide(last, found, out=found)
         found = found if last is wide else np.moveaxis(found, -1, self.axis)
         return {"value": found.astype(vectors.dtype, copy=False)}
