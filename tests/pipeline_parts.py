@@ -23,7 +23,7 @@ from penstock.tensor import DataType
 
 _FP32, _INT64, _TEXT = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
-PYTHON = '''\
+PYTHON = """\
 from __future__ import annotations
 
 import numpy as np
@@ -85,7 +85,7 @@ def gr\u00f6\u00dfe(text: str) -> Tensor["INT64"]:
 
 def half_size(x: Tensor["FP32", -1]) -> Tensor["FP32", -1]:
     return x[::2]
-'''.encode()
+""".encode()
 PYTHON_FUNCTIONS = (
     *("count", "joined", "words", "repeat", "rows", "squares", "both", "upper", "half", "size", "two", "encoded"),
     *("half_size", "größe"),

@@ -13,20 +13,78 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidArgument, PenstockError, prefixed
+from penstock.pipeline.check import checked
+from penstock.pipeline.declaration import Declaration, parse
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.executor import Told, wanted_of
 from penstock.pipeline.function import Function, MapStep, ModelStep
-from penstock.pipeline.streaming.binding import bind
+from penstock.pipeline.presence import check_presence
+from penstock.pipeline.source import SourceText
+from penstock.pipeline.streaming.binding import bind, run_step
 from penstock.pipeline.streaming.fusing import fused
 from penstock.pipeline.streaming.line import Line
 from penstock.pipeline.streaming.models import LocalModel
+from penstock.pipeline.streaming.stage import StageSpec
 from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.streaming.step_process import StepProcess
-from penstock.pipeline.value import Media, Value, ValueType
+from penstock.pipeline.value import Media, Value, ValueType, check_inputs
 from penstock.tensor import DataType, as_bytes
+from pipeline_parts import catalogue
+from random_pipelines import RESOURCES, RandomPipeline
+from random_values import random_inputs
 
 Models = Mapping[str, LocalModel]
 Items = Sequence[Mapping[str, Value]]
+
+
+class Case(NamedTuple):
+    """A random pipeline with inputs."""
+
+    data: dict[str, Any]
+    declaration: Declaration
+    function: Function
+    items: Items
+
+    @property
+    def media(self) -> dict[str, Media]:
+        return {name: given.media for name, given in self.declaration.inputs.items()}
+
+
+def draw(random: Random, count: int = 4) -> Case:
+    """A pipeline with ``count`` items."""
+    data = RandomPipeline(random, catalogue().traits).data
+    declaration = parse(SourceText("pipeline.yaml", data, {}))
+    function = checked(declaration, catalogue().traits, RESOURCES, allow_python=True)
+    check_presence(declaration, function)
+    case = Case(data, declaration, function, ())
+    items = [check_inputs(function.inputs, random_inputs(random, function.inputs, case.media)) for _ in range(count)]
+    return case._replace(items=items)
+
+
+def check_ways(case: Case, random: Random, process: StepProcess | None = None) -> None:
+    """Raises AssertionError unless all ways to run ``case`` in this process do the same."""
+    function, models, items = case.function, catalogue().loaded, case.items
+    apart, wanted = ([expected(one, models, item) for item in items] for one in (function, joined(function)))
+    for one, two in zip(apart, wanted, strict=True):
+        assert len(one.errors) == len(two.errors), f"{one.errors} apart, and {two.errors} joined"
+        if not one.errors:
+            check_types(function, one.outputs)
+            check(two, one.outputs)
+    ways = {
+        "direct": partial(direct, function, models),
+        "called": partial(called, function, models),
+        "streamed": partial(streamed, function, models, random=random),
+        "in a line": partial(in_line, function, models),
+    }
+    if process is not None:
+        ways["in a process"] = partial(in_line, function, models, process=process)
+    for name, run in ways.items():
+        for number, (want, told) in enumerate(zip(wanted, run(items), strict=True)):
+            try:
+                check(want, told)
+            except AssertionError as error:
+                raise AssertionError(f"{name}, item {number}: {error}") from None
+        assert not own_threads()
 
 
 class Expected(NamedTuple):
@@ -162,11 +220,13 @@ def outcome(run: Any) -> Told:
 
 
 def direct(function: Function, models: Models, items: Items) -> list[Told]:
+    """By ``Direct``, as calls of ``penstock.open`` do."""
     runner = Direct(function, models)
     return [outcome(partial(runner.call, item)) for item in items]
 
 
 def called(function: Function, models: Models, items: Items) -> list[Told]:
+    """By ``Stages``, one at a time."""
     stages = Stages(function, models)
     return [outcome(partial(stages.call, item)) for item in items]
 
@@ -188,12 +248,9 @@ def in_line(function: Function, models: Models, items: Items, process: StepProce
     """By a line whose steps, apart from models, run in ``process``. Afterwards, the line holds nothing."""
     bound = bind(function, models)
     if process is not None:
-        stages = {
-            name: spec if spec.limit or spec.waits or spec.run.func.__name__ != "run_step" else
-            msgspec.structs.replace(spec, run=partial(process.run, spec.run.args[0]))  # type: ignore[attr-defined]
-            for name, spec in bound.stages.items()
-        }
-        bound = msgspec.structs.replace(bound, stages=stages)
+        bound = msgspec.structs.replace(
+            bound, stages={name: _moved(spec, process) for name, spec in bound.stages.items()}
+        )
     found: dict[int, Told] = {}
     with Line(bound, threads=0 if process is not None else 2) as line:
         for number, item in enumerate(items):
@@ -202,12 +259,21 @@ def in_line(function: Function, models: Models, items: Items, process: StepProce
         told = [found.pop(number) for number in range(len(items))]
     assert line.is_empty
     assert not own_threads()
-    kept = [exact_told(one) for one in told]
+    kept = [_apart(one) for one in told]
     del told
-    if line._memory._arrays:
+    memory = line._memory
+    if memory._arrays:
         gc.collect()
-    assert not line._memory._arrays, "results are still counted"
+    assert not memory._arrays, "results are still counted"
     return kept
+
+
+def _moved(spec: StageSpec, process: StepProcess) -> StageSpec:
+    """``spec``, run in ``process`` unless it is a model."""
+    run = spec.run
+    if not isinstance(run, partial) or run.func is not run_step:
+        return spec
+    return msgspec.structs.replace(spec, run=partial(process.run, run.args[0]))
 
 
 def own_threads() -> list[str]:
@@ -215,7 +281,7 @@ def own_threads() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name.startswith("penstock-")]
 
 
-def exact_told(told: Told) -> Told:
+def _apart(told: Told) -> Told:
     """A copy of ``told`` that shares no memory with it."""
     if isinstance(told, PenstockError):
         return told
@@ -223,4 +289,6 @@ def exact_told(told: Told) -> Told:
 
 
 def _copy(value: Value) -> Value:
-    return [_copy(one) for one in value] if isinstance(value, list) else value.copy() if hasattr(value, "dtype") else value
+    return (
+        [_copy(one) for one in value] if isinstance(value, list) else value.copy() if hasattr(value, "dtype") else value
+    )

@@ -6,8 +6,8 @@ Values are wired by types: a step is kept if its ``check`` accepts the values dr
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
 
@@ -28,13 +28,32 @@ Types = Mapping[str, ValueType]
 
 RESOURCES = StepResources(LABEL_LISTS, {"tokenizer.json": TOKENIZER, "own/steps.py": PYTHON})
 ODD_NAMES = ("not", "null", "true", "a.b", "x-1", "_", "in", "value", "steps", "no", "None", "n" * 100)
-TEXTS = ("", "a: b", "# no comment", "it's \"quoted\"", "two\nlines", "1.5", "null", "Ünïcode 🐟", "\\", "{x}", "- a")
-_SHAPES = ((), (), (1,), (3,), (4,), (-1,), (-1, 4), (-1, 4), (-1, 5), (7, -1), (-1, -1), (-1, -1, 3), (2, 3), (-1, 4, 2))
-_DATATYPES = ("FP32",) * 8 + ("INT64",) * 3 + ("UINT8", "FP16", "FP64", "BOOL", "INT8", "INT32", "BF16", "BYTES", "UINT64")
+TEXTS = ("", "a: b", "# no comment", 'it\'s "quoted"', "two\nlines", "1.5", "null", "Ünïcode 🐟", "\\", "{x}", "- a")
+_SHAPES = (
+    (),
+    (),
+    (1,),
+    (3,),
+    (4,),
+    (-1,),
+    (-1, 4),
+    (-1, 4),
+    (-1, 5),
+    (7, -1),
+    (-1, -1),
+    (-1, -1, 3),
+    (2, 3),
+    (-1, 4, 2),
+)
+_DATATYPES = (
+    ("FP32",) * 8 + ("INT64",) * 3 + ("UINT8", "FP16", "FP64", "BOOL", "INT8", "INT32", "BF16", "BYTES", "UINT64")
+)
 _NUMBERS = (0, 0, 1, 1, 2, 3, 4, 5, 7, 8, 10, 16, 33, -1, -2)
 _FLOATS = (0.0, 0.25, 0.5, 0.5, 0.9, 1.0, 1.5, 1 / 255, 2.0, -1.0, 10.0, 1e-3, 3)
 _BOUNDS = ("0", "0.5", "1", "-1", "2", "3e0", "100")
 _TRIES = 25
+_RARE = ("crop_boxes", "draw", "nms", "scale_boxes", "warp_boxes") * 3
+"""Steps that fit few values."""
 
 
 class Step(NamedTuple):
@@ -63,6 +82,9 @@ class RandomPipeline:
     def _declaration(self) -> dict[str, Any]:
         random = self._random
         inputs = {self._name(): self._input() for _ in range(random.choice((1, 1, 2, 3)))}
+        if random.random() < 0.1:
+            boxes = {"media": "tensor", "shape": [-1, 4]}, {"media": "tensor", "shape": [-1]}
+            inputs |= {self._name(): one for one in ({"media": "image"}, *boxes)}
         constants = {self._name(): self._constant() for _ in range(random.choice((0, 0, 1, 2)))}
         types = {name: _input_type(given) for name, given in inputs.items()}
         types |= {name: _constant_type(value) for name, value in constants.items()}
@@ -90,7 +112,9 @@ class RandomPipeline:
 
     def _input(self) -> dict[str, Any]:
         random = self._random
-        media = random.choice(("image", "image", "audio", "text", "text", "tensor", "tensor", "tensor", "tensor", "file"))
+        media = random.choice(
+            ("image", "image", "audio", "text", "text", "tensor", "tensor", "tensor", "tensor", "file")
+        )
         if media != "tensor":
             return {"media": media}
         given: dict[str, Any] = {"media": media, "shape": list(random.choice(_SHAPES))}
@@ -102,7 +126,9 @@ class RandomPipeline:
 
     def _constant(self) -> Any:
         random = self._random
-        return random.choice((1, 0, -3, 0.5, True, "text", "", "no", [1, 2, 3], [0.5, 1], [[1, 2], [3, 4.5]], [[1.5] * 4] * 3))
+        return random.choice(
+            (1, 0, -3, 0.5, True, "text", "", "no", [1, 2, 3], [0.5, 1], [[1, 2], [3, 4.5]], [[1.5] * 4] * 3)
+        )
 
     def _name(self) -> str:
         self._count += 1
@@ -144,7 +170,11 @@ class RandomPipeline:
                 return [self._named(step)]
             tensor, bound = random.choice(scalars), random.choice(_BOUNDS)
             yes, no = random.choice(
-                ((f"{tensor} >= {bound}", f"{tensor} < {bound}"), (f" {tensor}", f"not {tensor} "), (f"{tensor}=={bound}", f"{tensor} !={bound}"))
+                (
+                    (f"{tensor} >= {bound}", f"{tensor} < {bound}"),
+                    (f" {tensor}", f"not {tensor} "),
+                    (f"{tensor}=={bound}", f"{tensor} !={bound}"),
+                )
             )
             if random.random() < 0.5:
                 return [step.when(tensor, random.choice((yes, no)))]
@@ -157,13 +187,15 @@ class RandomPipeline:
             cls = step_class(step.data["step"])
             for _ in range(5):
                 own = set(cls.__struct_fields__)
-                given = [known[name] for name in _wired(step.data["in"], cls.inputs).values()] if "in" in step.data else []
+                given = (
+                    [known[name] for name in _wired(step.data["in"], cls.inputs).values()] if "in" in step.data else []
+                )
                 options = self._options(step.data["step"], given)
                 other = {key: value for key, value in step.data.items() if key not in own} | options
                 wired = _wired(other.get("in", {}), cls.inputs)
                 found = _types_of(step.data["step"], options, {own: known[name] for own, name in wired.items()})
                 outs = _wired(step.data["out"], cls.outputs)
-                if found and all(found[own].fits(step.gives[name]) for own, name in outs.items()):
+                if isinstance(found, dict) and all(found[own].fits(step.gives[name]) for own, name in outs.items()):
                     return step._replace(data=other, gives={name: found[own] for own, name in outs.items()})
         return step
 
@@ -177,7 +209,7 @@ class RandomPipeline:
 
     def _step(self, kind: str, known: Types, depth: int) -> Step | None:
         if kind == "step":
-            return self._standard(self._random.choice(NAMES), known)
+            return self._standard(self._random.choice((*NAMES, *_RARE)), known)
         if kind == "model":
             return self._model(known)
         if kind == "python":
@@ -186,13 +218,18 @@ class RandomPipeline:
 
     def _standard(self, name: str, known: Types) -> Step | None:
         cls = step_class(name)
-        for _ in range(_TRIES if cls.inputs else 1):
+        for _ in range(_TRIES if len(cls.inputs) == 1 else 2):
             owns = [own for own in cls.inputs if own not in cls.optional or self._random.random() < 0.5]
             wired = {own: self._random.choice(list(known)) for own in owns}
-            given = {own: known[value] for own, value in wired.items()}
-            options = self._options(name, list(given.values()))
-            if found := _types_of(name, options, given):
-                return self._wiring({"step": name}, wired, cls.inputs, found, options)
+            for _ in range(10 if len(owns) > 1 else 1):
+                given = {own: known[value] for own, value in wired.items()}
+                options = self._options(name, list(given.values()))
+                found = _types_of(name, options, given)
+                if isinstance(found, dict):
+                    return self._wiring({"step": name}, wired, cls.inputs, found, options)
+                if (refused := re.search(r" as '(\w+)', but", found)) is None:
+                    break
+                wired[refused[1]] = self._random.choice(list(known))
         return None
 
     def _options(self, name: str, given: Sequence[ValueType]) -> dict[str, Any]:
@@ -205,7 +242,9 @@ class RandomPipeline:
                 continue
             match field.name:
                 case "labels":
-                    options["labels"] = random.choice(("pair", "ten", "file", [f"l{n}" for n in range(random.choice([*sizes, 3]))]))
+                    options["labels"] = random.choice(
+                        ("pair", "ten", "file", [f"l{n}" for n in range(random.choice([*sizes, 3]))])
+                    )
                 case "tokenizer":
                     options["tokenizer"] = "tokenizer.json"
                 case "pad_token":
@@ -291,7 +330,9 @@ class RandomPipeline:
         inside = {name: kind for name, kind in known.items() if random.random() < 0.3}
         element = msgspec.structs.replace(known[over], many=False, count=-1)
         steps, maybe = self._steps({**inside, each: element}, random.randint(1, 4), depth - 1)
-        given = {name: kind for step in steps for name, kind in step.gives.items() if not kind.many and name not in maybe}
+        given = {
+            name: kind for step in steps for name, kind in step.gives.items() if not kind.many and name not in maybe
+        }
         if not given:
             return None
         outputs = random.sample(list(given), random.randint(1, min(3, len(given))))
@@ -342,11 +383,12 @@ def _python(name: str) -> PythonStep:
     return read_python_step(f"own/steps.py:{name}", RESOURCES.files)
 
 
-def _types_of(name: str, options: dict[str, Any], given: Types) -> Types:
-    """The outputs of a standard step; none if it refuses."""
-    with suppress(InvalidConfig, msgspec.ValidationError):
+def _types_of(name: str, options: dict[str, Any], given: Types) -> dict[str, ValueType] | str:
+    """The outputs of a standard step, or why it refuses."""
+    try:
         return msgspec.convert(options, step_class(name)).bound(RESOURCES).check(given)
-    return {}
+    except (InvalidConfig, msgspec.ValidationError) as error:
+        return str(error)
 
 
 def _wired(given: Any, owns: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,19 @@ from penstock.tensor import DataType
 from pictures import random_pixels
 
 _TEXTS = (
-    *("", " ", "water", "the pumps", "Übergröße naïve 東京都", "🐟🏳️‍🌈 fish", "\0nul\0", "a\tb\nc\r\n", "no!", "[SEP] [PAD]", "‮rtl‬"),
+    *(
+        "",
+        " ",
+        "water",
+        "the pumps",
+        "Übergröße naïve 東京都",
+        "🐟🏳️‍🌈 fish",
+        "\0nul\0",
+        "a\tb\nc\r\n",
+        "no!",
+        "[SEP] [PAD]",
+        "\u202ertl\u202c",
+    ),
     *("pump " * 40, "é" * 300, "é", "\ufeffbom", "\x1b[31m", "null", "１２"),
 )
 _SIDES = (1, 1, 2, 3, 7, 16, 31, 64)
@@ -92,7 +104,9 @@ def _pixels(random: Random) -> Value:
     """Pixels instead of a picture, which are sometimes wrong."""
     shape = [random.choice((0, *_SIDES)), random.choice(_SIDES), random.choice((1, 2, 3, 3, 3, 4))]
     found = random_pixels(*shape)  # type: ignore[misc]
-    return random.choice((found, found, found[..., 0], found.astype(np.float32), found[0:1, 0], np.asfortranarray(found)))
+    return random.choice(
+        (found, found, found[..., 0], found.astype(np.float32), found[0:1, 0], np.asfortranarray(found))
+    )
 
 
 def sound(random: Random) -> bytes:

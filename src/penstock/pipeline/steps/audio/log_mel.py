@@ -85,8 +85,9 @@ class LogMel(Step, frozen=True, kw_only=True):
         if self.center:
             samples = _centred(samples, self.n_fft // 2, self.pad_mode)
         filters = _bands(self.rate, self.n_fft, self.n_mels, self.fmin, self._fmax, self.htk, self.norm == "slaney")
-        spectrogram = _spectrogram(samples, self.n_fft, self.hop, self.window or self.n_fft, self.power)
-        values = _filtered(spectrogram, filters)
+        with np.errstate(over="ignore", invalid="ignore"):  # of samples that are infinite or NaN
+            spectrogram = _spectrogram(samples, self.n_fft, self.hop, self.window or self.n_fft, self.power)
+            values = _filtered(spectrogram, filters)
         if self.scale == "power":
             return {"value": values}
         logarithm = np.log if self.scale == "log" else np.log10

@@ -38,7 +38,8 @@ class PadSequence(Step, frozen=True, kw_only=True):
             read_array(self.fill, given.datatype)
         except ValueError:
             raise InvalidConfig(
-                f"step 'pad_sequence' has 'fill: {self.fill:g}', which is no {given.datatype.value}", "write another number"
+                f"step 'pad_sequence' has 'fill: {self.fill:g}', which is no {given.datatype.value}",
+                "write another number",
             ) from None
         mask = ValueType(datatype=DataType.INT64, shape=(self.length,))
         return {"value": replace(given, shape=(self.length, *given.shape[1:])), "mask": mask}
