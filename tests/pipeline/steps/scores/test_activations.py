@@ -36,6 +36,16 @@ def test_sigmoid_of_extreme_logits(dtype: type) -> None:
     np.testing.assert_allclose(found, np.array([0, 0, 4.5398e-05, 0.5, 1, 1, np.nan], dtype), rtol=1e-3)
 
 
+@pytest.mark.parametrize("axis", [1, -2])
+def test_softmax_needs_its_axis(axis: int) -> None:
+    with pytest.raises(InvalidConfig, match=f"an array with axis {axis} as 'value', but it is tensor FP32"):
+        Softmax(axis=axis).check({"value": ValueType(shape=(3,))})
+
+
+def test_infinite_logits_have_no_probabilities() -> None:
+    assert np.isnan(Softmax().run({"value": np.float32([0, np.inf])})["value"][1])
+
+
 def test_text_has_no_softmax() -> None:
     with pytest.raises(InvalidConfig, match="softmax"):
         Softmax().check({"value": TEXT})
