@@ -175,16 +175,13 @@ def _places(data: Any, path: Path = ()) -> Iterator[Path]:
         yield from _places(value, (*path, key))
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+_DUMPER = type("_Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
+"""Writes no aliases."""
 
 
 def texts(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The name of a file and its text, for YAML in three styles, and TOML."""
-    style: dict[str, Any] = {"Dumper": _Dumper, "sort_keys": False, "allow_unicode": True}
+    style: dict[str, Any] = {"Dumper": _DUMPER, "sort_keys": False, "allow_unicode": True}
     yield "block.yaml", yaml.dump(data, **style)
     yield "flow.yaml", yaml.dump(data, **style, default_flow_style=True, width=40)
     yield "json.yaml", json.dumps(data, ensure_ascii=False, indent=1)

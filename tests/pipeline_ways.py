@@ -90,13 +90,30 @@ def check_ways(case: Case, random: Random, process: StepProcess | None = None) -
             except AssertionError as error:
                 raise AssertionError(f"{name}, item {number}: {error}") from None
         assert not own_threads()
+    if len(function.outputs) > 1:
+        check_some(function, items, random)
+
+
+def check_some(function: Function, items: Items, random: Random) -> None:
+    """Raises AssertionError unless some outputs are the same, as a request names them."""
+    models, names = catalogue().loaded, list(function.outputs)
+    some = random.sample(names, random.randint(1, len(names)))
+    runner, all_joined, some_joined = Direct(function, models, some), joined(function), joined_for(function, some)
+    for item in items:
+        told: list[Told] = []
+        with _quiet(), Line(bind(function, models)) as line:
+            line.begin(0, item, told.append, some)
+            line.wait(lambda told=told: bool(told))  # type: ignore[misc]
+            check(expected(all_joined, models, item, some), told[0])
+            check(expected(some_joined, models, item, some), outcome(partial(runner.call, item)))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ignore what Pillow says about damaged metadata."""
+    """Ignore what Pillow says about damaged metadata, and numpy about NaN and infinity in inputs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
+        warnings.simplefilter("ignore", RuntimeWarning)
         yield
 
 

@@ -375,7 +375,7 @@ class RandomPipeline:
 def _fields(name: str) -> Sequence[Any]:
     """The options of a standard step, as ``msgspec.inspect`` describes them."""
     info: Any = msgspec.inspect.type_info(step_class(name))
-    return info.fields
+    return tuple(info.fields)
 
 
 @functools.cache

@@ -103,7 +103,7 @@ def picture(random: Random) -> bytes:
 def _pixels(random: Random) -> Value:
     """Pixels instead of a picture, which are sometimes wrong."""
     shape = [random.choice((0, *_SIDES)), random.choice(_SIDES), random.choice((1, 2, 3, 3, 3, 4))]
-    found = random_pixels(*shape)  # type: ignore[misc]
+    found = random_pixels(*shape)
     return random.choice(
         (found, found, found[..., 0], found.astype(np.float32), found[0:1, 0], np.asfortranarray(found))
     )

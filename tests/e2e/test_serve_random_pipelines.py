@@ -105,7 +105,8 @@ def _plain(value: Value) -> Any:
     if isinstance(value, str | bytes):
         return value if isinstance(value, str) else base64.b64encode(value).decode()
     if value.dtype == object:
-        return np.frompyfunc(bytes.decode, 1, 1)(value).tolist() if value.size else value.tolist()
+        texts: Any = np.frompyfunc(bytes.decode, 1, 1)(value)
+        return texts.tolist() if value.ndim else texts
     return value.tolist() if value.dtype.kind in "biu" else value.astype(float).tolist()
 
 

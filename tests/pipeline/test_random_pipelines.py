@@ -56,9 +56,9 @@ def test_all_forms_are_the_same(first: int) -> None:
             if declaration is None:
                 refused += 1
                 continue
-            error = check_meaning(declaration)
-            assert not error or one is not data, f"seed {seed}: a valid declaration is refused: {error}\n{one}"
-            refused += bool(error)
+            reason = check_meaning(declaration)
+            assert not reason or one is not data, f"seed {seed}: a valid declaration is refused: {reason}\n{one}"
+            refused += bool(reason)
     assert refused > 15
 
 

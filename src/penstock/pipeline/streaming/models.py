@@ -71,7 +71,7 @@ def run_rows(step: ModelStep, model: LocalModel, items: Sequence[Mapping[str, Va
             return [
                 step.from_model({name: array[n : n + 1] for name, array in outputs.items()}) for n in range(len(rows))
             ]
-    return [from_rows(step, attempted(lambda item: model.forward(step.to_model(item)), item)) for item in items]
+    return [from_rows(step, attempted(lambda item: model.forward(step.to_model(item)), {**item})) for item in items]
 
 
 def attempted(run: Callable[[dict[str, Value]], dict[str, Value]], inputs: dict[str, Value]) -> Told:

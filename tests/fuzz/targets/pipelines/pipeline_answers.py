@@ -12,7 +12,7 @@ from tests.fuzz.mutator import Seed
 from tests.fuzz.target import Target
 
 
-class PipelineWaysTarget(Target):
+class PipelineAnswersTarget(Target):
     """A message is the seed of a pipeline and its inputs."""
 
     seeds: Sequence[Seed] = [(bytes([number]), b"-pipeline") for number in range(16)]

@@ -12,7 +12,7 @@ from tests.fuzz.mutator import Seed
 from tests.fuzz.target import Target
 
 
-class PipelineFormsTarget(Target):
+class PipelineTextsTarget(Target):
     """A message is the seed of a declaration and its mistakes."""
 
     seeds: Sequence[Seed] = [(bytes([number]), b"-declaration") for number in range(16)]
