@@ -10,6 +10,7 @@ from penstock.pipeline.check import checked
 from penstock.pipeline.direct import Direct
 from penstock.pipeline.function import ModelTraits
 from penstock.pipeline.steps.base import StepResources
+from penstock.pipeline.streaming.stages import Stages
 from penstock.pipeline.value import TEXT, Media
 from penstock.tensor import DataType, Signature, TensorSpec
 from pipelines import FEATURES, LOCAL, SCORES, declared, function
@@ -133,6 +134,31 @@ def test_steps_for_each_element_read_values_outside() -> None:
         steps=[MODEL, SOFTMAX, {"step": "constant", "value": 1, "out": "one"}], out={"p": "ps", "one": "ones"}
     )
     assert found.outputs["ps"].many
+
+
+_EACH = {"map": "frames", "as": "frame", "out": {"y": "ys"}, "steps": [{**SOFTMAX, "in": "frame", "out": "y"}]}
+_FRAMES = {"step": "frames", "in": "sound", "out": "frames", "length": 2, "hop": 2}
+
+
+@pytest.mark.parametrize(("limit", "count"), [(0.0, 0), (1.0, 2)])
+def test_a_condition_of_a_map_is_no_value_of_its_steps(limit: float, count: int) -> None:
+    inputs = {"sound": {"shape": [-1]}, "limit": {"shape": []}}
+    steps = [_FRAMES, {**_EACH, "when": "limit >= 1"}]
+    found = function(**{**CROPS, "inputs": inputs, "steps": steps, "outputs": ["ys"], "models": None}, optional=["ys"])
+    given = {"sound": np.zeros(4, np.float32), "limit": np.array(limit, np.float32)}
+    for run in (Direct(found, {}).call, Stages(found, {}).call):
+        assert len(run(given).get("ys", [])) == count
+
+
+def test_the_steps_of_a_map_read_its_list_too() -> None:
+    code = b"def numbered(all: list[Tensor['FP32', 2]], one: Tensor['FP32', 2]) -> str:\n    return f'{one[0]} of {len(all)}'"
+    inner = {"python": "f.py:numbered", "in": {"all": "frames", "one": "frame"}, "out": "y"}
+    changes = {**CROPS, "inputs": {"sound": {"shape": [-1]}}, "outputs": ["ys"], "models": None}
+    found = function(
+        allow_python=True, files={"f.py": code}, **{**changes, "steps": [_FRAMES, {**_EACH, "steps": [inner]}]}
+    )
+    for run in (Direct(found, {}).call, Stages(found, {}).call):
+        assert run({"sound": np.arange(4, dtype=np.float32)}) == {"ys": ["0.0 of 2", "2.0 of 2"]}
 
 
 def test_only_lists_are_mapped() -> None:

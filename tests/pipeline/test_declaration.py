@@ -58,6 +58,23 @@ def test_steps_that_run_the_same_get_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        ({"python": "own/steps.py:größe"}, "python"),
+        ({"model": "n" * 100}, "model"),
+        ({"model": "n" * 90}, "n" * 90),
+        ({"map": "a b", "as": "x", "steps": []}, "map"),
+        ({"python": ""}, "python"),
+    ],
+)
+def test_default_names_can_be_stored(step: dict[str, Any], name: str) -> None:
+    inner = {"steps": [{"step": "softmax", "in": "x", "out": "y"}]} if "map" in step else {}
+    found = declared(SCORES, steps=[{**step, **inner, "out": "y"}] * 2)
+    assert [one.name for one in found.steps] == [name, f"{name}-2"]
+    assert canonical(parse(read_json(canonical(found), "pipeline.json"))) == canonical(found)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("outputs:", "output:", r"line 15: unknown key 'output' \(did you mean 'outputs'"),
@@ -76,7 +93,7 @@ def test_steps_that_run_the_same_get_numbers() -> None:
         ("{model: linear,", "{model: linear, axis: 1,", r"line 8: model 'linear': unknown key 'axis'"),
         ("out: logits}", "out: 5}", "line 8: 'out' is wrong: Expected"),
         ("out: logits}", "out: 'a b'}", "line 8: 'a b' is not a valid name"),
-        ("pair: [no, yes]", "pair: [1.5]", "line 6: 'labels' is wrong"),
+        ("pair: [no, yes]", "pair: [1.5]", "line 6: 'labels' is wrong: Expected 'whole number | text', got 'number'"),
         ("outputs: [label, p]", "outputs: []", "'outputs' is wrong"),
         (
             "outputs: [label, p]",

@@ -108,6 +108,9 @@ def test_numbers_and_text_that_cannot_be_stored_are_refused() -> None:
     for text in (b'a:\n  - "x\\ud800"', b'a:\n  "\\udfff": 1'):
         with pytest.raises(InvalidConfig, match="line 2: the text has half a surrogate pair"):
             read_source(text, "p.yaml")
+    for name, number in (("p.toml", "a = [\n1, inf]"), ("p.toml", "a = [\n1, -nan]"), ("p.yaml", "a:\n  - 1e999")):
+        with pytest.raises(InvalidConfig, match=rf"{name}, line [12]: the number (inf|nan) is not finite"):
+            read_source(number.encode(), name)
     assert read_source('a: "\\ue000😀"'.encode(), "p.yaml").data == {"a": "\ue000😀"}
 
 

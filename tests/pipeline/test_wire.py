@@ -73,6 +73,11 @@ def test_inputs(kind: ValueType, array: Any, value: Any) -> None:
     assert to_values(made, {"x": array}) == {"x": value}
 
 
+def test_a_tensor_of_bytes_keeps_all_its_elements() -> None:
+    array = np.array([[b"a", b"\xff"], [b"", b"b"]], object)
+    assert to_values(function({"x": tensor(-1, 2, datatype=DataType.BYTES)}, {}), {"x": array})["x"] is array
+
+
 def test_text_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="input 'x' is not UTF-8"):
         to_values(function({"x": TEXT}, {}), {"x": np.array([b"\xff"], object)})

@@ -144,10 +144,8 @@ class _Checker:
             work = read_python_step(one.target, self._resources.files, self._allow_python)
             owns, gives = tuple(work.inputs), tuple(work.outputs)
         else:
-            outside = _reads(one)
-            return None, PipelineStep(
-                one.name, {value: value for value in outside}, _wired(one, "output", one.outputs, ()), condition
-            )
+            outside = {value: value for value in _reads(one)}
+            return None, PipelineStep(one.name, outside, _wired(one, "output", one.outputs, ()), condition)
         inputs = _wired(one, "input", one.inputs, owns)
         if missing := [own for own in owns if own not in inputs and own not in optional]:
             raise InvalidConfig(f"input {_list(missing)} has no value", "map a value to it with 'in'")
@@ -173,7 +171,7 @@ class _Checker:
                 f"'{one.target}' is {over}, not a list", "map runs its steps for each element of a list"
             )
         element = msgspec.structs.replace(over, many=False, count=-1)
-        inputs = {one.as_: element, **{name: kind for name, kind in given.items() if name != one.target}}
+        inputs = {one.as_: element, **given}
         wired = _wired(one, "output", one.outputs, ())
         inner = self.function(one.name, inputs, one.steps, tuple(wired))
         for name, kind in inner.outputs.items():
@@ -264,15 +262,12 @@ def _names(given: Wiring) -> tuple[str, ...]:
 
 
 def _reads(one: DeclaredStep) -> list[str]:
-    """The values that ``one`` reads; for a map, the values outside that its steps read."""
+    """The values that ``one`` reads; for a map, the values outside that its steps and their conditions read."""
     found = [one.target] if one.kind == "map" else list(_names(one.inputs))
-    made = {one.as_}
+    made = {one.as_}.union(*(_names(inner.outputs) for inner in one.steps))
     for inner in one.steps:
-        made.update(_names(inner.outputs))
-    for inner in one.steps:
-        found += (name for name in _reads(inner) if name not in made)
-    if one.when:
-        found.append(Condition.parse(one.when).tensor)
+        decides = [Condition.parse(inner.when).tensor] if inner.when else []
+        found += (name for name in (*_reads(inner), *decides) if name not in made)
     return list(dict.fromkeys(found))
 
 

@@ -29,7 +29,10 @@ Wiring = str | tuple[str, ...] | dict[str, str]
 """Names of values: one, several in the order of the step's own names, or a dict from the step's own names to values."""
 MAX_STEPS = MAX_EXAMPLES = 1_000
 _Dimension = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
+"""Names of values, steps, models, constants and lists of labels."""
+_LONGEST_DEFAULT = 90
+"""Length of a step's default name, to which a number may be added."""
 _STEP_KEYS = ("in", "out", "name", "when", "description")
 """Keys of every step. All other keys of a standard step are its options."""
 _OTHER_KEYS: dict[Kind, tuple[str, ...]] = {
@@ -246,6 +249,8 @@ def _step(source: SourceText, path: Path, data: dict[str, Any], names: Counter[s
     if kind == "map" and "in" in read:
         raise source.error((*path, "in"), f"map '{target}': unknown key 'in'", "the key 'map' names the list")
     default = target.rpartition(":")[2]
+    if len(default) > _LONGEST_DEFAULT or not NAME.fullmatch(default):
+        default = kind  # such as a function whose name has other letters
     names[default] += "name" not in read
     count = names[default]
     name = read.get("name") or (default if count == 1 else f"{default}-{count}")
@@ -276,7 +281,7 @@ def _frozen(names: Any) -> Any:
 
 
 def _check_name(source: SourceText, path: Path, name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise source.error(path, f"{quoted(name)} is not a valid name", "use letters, digits, '_', '-' and '.'")
 
 
@@ -329,15 +334,15 @@ def _choices(kind: Any) -> list[str]:
 
 
 _WORDS = {
-    " | null`": "`",
-    "`array": "`list",
-    "`object": "`map",
-    "`str": "`text",
-    "`int": "`whole number",
-    "`float": "`number",
+    r" \| null`": "`",
+    r"(`|\| )array\b": r"\1list",
+    r"(`|\| )object\b": r"\1map",
+    r"(`|\| )str\b": r"\1text",
+    r"(`|\| )int\b": r"\1whole number",
+    r"(`|\| )float\b": r"\1number",
     "enum value": "value",
 }
-"""Words of msgspec's errors, and those of a declaration."""
+"""Words of msgspec's errors, as patterns, and those of a declaration."""
 
 
 def _reason(error: msgspec.ValidationError) -> tuple[str, Path]:
@@ -345,5 +350,5 @@ def _reason(error: msgspec.ValidationError) -> tuple[str, Path]:
     message, _, place = str(error).partition(" - at `$")
     inner = re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", place)
     for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
+        message = re.sub(theirs, ours, message)
     return message.replace("`", "'"), tuple(int(index) if index else key for key, index in inner)

@@ -81,7 +81,7 @@ def _bound(work: Work, step: PipelineStep, models: Mapping[str, LocalModel]) -> 
 def _mapped(work: MapStep, inner: Direct, outputs: Sequence[str]) -> _Run:
     def run(inputs: dict[str, Value]) -> dict[str, Value]:
         results = []
-        for number, element in enumerate(inputs.pop(work.over)):
+        for number, element in enumerate(inputs[work.over]):
             try:
                 results.append(inner.call({**inputs, work.as_: element}))
             except Cancelled:

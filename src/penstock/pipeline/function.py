@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from penstock.errors import InvalidInput
 from penstock.pipeline.graph import Graph, GraphPlan
 from penstock.pipeline.python_step import PythonStep
 from penstock.pipeline.steps.base import Step
@@ -36,8 +37,22 @@ class ModelStep(msgspec.Struct, frozen=True, eq=False):
     """Inputs and outputs that have a batch axis."""
 
     def to_model(self, inputs: Mapping[str, Value]) -> dict[str, Array]:
-        """The tensors of one item: values with a batch axis of 1 where the model has one. Text becomes BYTES."""
-        return {name: self._tensor(name, value) for name, value in inputs.items()}
+        """The tensors of one item: values with a batch axis of 1 where the model has one. Text becomes BYTES.
+
+        Raises InvalidInput if their shapes do not fit the model, so that it does so wherever the model runs.
+        """
+        tensors = {name: self._tensor(name, value) for name, value in inputs.items()}
+        for spec in self.signature.inputs:
+            if not spec.admits(shape := tensors[spec.name].shape):
+                start = spec.name in self.with_batch
+                wanted, found = list(spec.shape[start:]), list(shape[start:])
+                raise InvalidInput(f"the model's input '{spec.name}' has the shape {wanted}, but the value has {found}")
+        if self.signature.batchable and (rows := {len(one) for one in tensors.values()}) != {1}:
+            if len(rows) > 1:
+                raise InvalidInput(f"the model's inputs have different numbers of rows: {sorted(rows)}")
+            if 0 in rows:
+                raise InvalidInput("the values have no rows, but the model needs at least one")
+        return tensors
 
     def from_model(self, outputs: Mapping[str, Array]) -> dict[str, Value]:
         """The values of one item: ``outputs`` without the batch axis. BYTES of one element become text."""
@@ -63,8 +78,8 @@ def _value(array: Any) -> Value:
 class MapStep(msgspec.Struct, frozen=True, eq=False):
     """A step that runs ``inner`` for each element of a list. Its outputs are lists of the outputs of ``inner``.
 
-    The inputs of the step are the list ``over`` and the values outside that ``inner`` reads, under their own names. ``inner`` reads
-    the element as ``as_``.
+    The inputs of the step are the list ``over`` and the values outside that ``inner`` reads, under their own names. ``inner`` has
+    these inputs, and the element as ``as_``.
     """
 
     over: str

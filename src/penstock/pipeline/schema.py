@@ -7,16 +7,19 @@ from typing import Any
 import msgspec
 
 from penstock.config import field_docs
-from penstock.pipeline.declaration import KEY_TYPES, MAX_STEPS, Declaration, DeclaredInput, DeclaredStep
+from penstock.pipeline.declaration import KEY_TYPES, MAX_STEPS, NAME, Declaration, DeclaredInput, DeclaredStep
 from penstock.pipeline.steps.registry import NAMES, step_class
 
-_NAME = {"type": "string"}
+_TEXT = {"type": "string"}
+_NAME = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+_NAMED = ("inputs", "models", "labels", "constants")
+"""Keys whose values have names as keys."""
 _WIRING = {
     "description": "One value, several in the step's own order, or a map from the step's own names to values.",
     "oneOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "object", "additionalProperties": {"type": "string"}},
+        _NAME,
+        {"type": "array", "items": _NAME},
+        {"type": "object", "additionalProperties": _NAME},
     ],
 }
 _IN_OUT = {"$ref": "#/$defs/wiring"}
@@ -28,6 +31,8 @@ def schema() -> dict[str, Any]:
     docs = field_docs(Declaration)
     kinds: dict[str, Any] = {name: msgspec.json.schema(kind) for name, kind in KEY_TYPES.items()}
     kinds["inputs"] = {"type": "object", "additionalProperties": {"$ref": "#/$defs/DeclaredInput"}}
+    for key in _NAMED:
+        kinds[key]["propertyNames"] = {"pattern": _NAME["pattern"]}
     kinds["steps"] = _STEPS
     properties = {name: kind | ({"description": docs[name]} if name in docs else {}) for name, kind in kinds.items()}
     steps = {name: _standard(name) for name in NAMES}
@@ -58,15 +63,15 @@ def _others() -> list[dict[str, Any]]:
     colour = {"enum": ["rgb", "bgr", "grey", "rgba"], "description": "Order of the channels that the model needs."}
     batch = {"type": "boolean", "description": "False if the tensors of the model have no batch axis."}
     return [
-        _step("model", _NAME, {"colour": colour, "batch": batch}, ["out"], "Run a model."),
+        _step("model", _TEXT, {"colour": colour, "batch": batch}, ["out"], "Run a model."),
         _step(
             "map",
-            _NAME,
+            _TEXT,
             {"as": _NAME, "steps": _STEPS},
             ["out", "as", "steps"],
             "Run steps for each element of a list.",
         ),
-        _step("python", _NAME, {}, ["out"], "Run a function in Python, FILE.py:FUNCTION."),
+        _step("python", _TEXT, {}, ["out"], "Run a function in Python, FILE.py:FUNCTION."),
     ]
 
 
@@ -76,8 +81,8 @@ def _step(kind: str, target: dict[str, Any], own: dict[str, Any], required: list
         "name": {**_NAME, "description": docs["name"]},
         "in": {**_IN_OUT, "description": docs["inputs"]},
         "out": {**_IN_OUT, "description": docs["outputs"]},
-        "when": {**_NAME, "description": docs["when"]},
-        "description": _NAME,
+        "when": {**_TEXT, "description": docs["when"]},
+        "description": msgspec.json.schema(KEY_TYPES["description"]),
     }
     if kind == "map":
         del common["in"]

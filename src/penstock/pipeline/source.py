@@ -6,6 +6,7 @@ size, depth and number of values.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -80,9 +81,18 @@ def read_source(text: bytes, name: str) -> SourceText:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise located(name, text[: error.start].count(b"\n") + 1, "the file is not UTF-8 text") from None
-    if PurePath(name).suffix.lower() == ".toml":
-        return _read_toml(decoded, name)
-    return _read_yaml(decoded, name)
+    found = (_read_toml if PurePath(name).suffix.lower() == ".toml" else _read_yaml)(decoded, name)
+    for path, number in _infinite(found.data):  # the canonical form, which is JSON, cannot have them
+        raise found.error(path, f"the number {number} is not finite", "write a finite number")
+    return found
+
+
+def _infinite(data: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
+    """The numbers in ``data`` that are infinite or NaN, with their places."""
+    if isinstance(data, float) and not math.isfinite(data):
+        yield path, data
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield from _infinite(value, (*path, key))
 
 
 def _read_toml(text: str, name: str) -> SourceText:

@@ -130,7 +130,7 @@ def read_array(value: Any, datatype: DataType) -> Array:
     """The array of the numbers in ``value``, which are lists as in JSON. Raises ValueError if ``datatype`` cannot hold them."""
     try:
         found = np.asarray(value)
-        with np.errstate(over="raise"):
+        with np.errstate(over="raise", invalid="raise"):
             array = found.astype(datatype.dtype)
     except (ValueError, TypeError, OverflowError, FloatingPointError) as error:
         raise ValueError(str(error)) from None

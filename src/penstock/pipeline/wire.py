@@ -55,7 +55,7 @@ def _spec(name: str, kind: ValueType) -> TensorSpec:
 
 
 def _value(name: str, kind: ValueType, array: Array) -> Value:
-    if kind.datatype is not DataType.BYTES:
+    if kind.datatype is not DataType.BYTES or kind.media is Media.TENSOR:
         return array if kind.shape else array.reshape(())
     elements = [_text(name, as_bytes(one)) if kind.media is Media.TEXT else as_bytes(one) for one in array.reshape(-1)]
     return elements if kind.many else elements[0]

@@ -30,7 +30,7 @@ def test_values(value: Any, kind: ValueType) -> None:
         assert (found.dtype, found.shape) == (kind.datatype.dtype, kind.shape)
 
 
-@pytest.mark.parametrize("value", [None, {"a": 1}, [[1], [1, 2]], ["a"], [None], 2**70])
+@pytest.mark.parametrize("value", [None, {"a": 1}, [[1], [1, 2]], ["a"], [None], 2**70, 1e39, [0, -1e300]])
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(InvalidConfig, match="constant"):
         Constant(value=value).check({})

@@ -45,4 +45,8 @@ class Constant(Step, frozen=True, kw_only=True):
             raise InvalidConfig(
                 "a constant is neither text nor numbers", "write a text, a number, or a list of numbers"
             )
-        return array.astype(np.float32) if array.dtype.kind == "f" else array
+        if array.dtype.kind != "f":
+            return array
+        if np.abs(array).max(initial=0) > np.finfo(np.float32).max:
+            raise InvalidConfig("a constant is too large for FP32", "write smaller numbers")
+        return array.astype(np.float32)

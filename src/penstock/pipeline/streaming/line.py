@@ -191,7 +191,7 @@ class _Map:
 
     def begin(self, inputs: Inputs) -> Work | None:
         """Start the first elements. Returns None if the step has ended."""
-        elements = inputs.pop(self._scope.over)
+        elements = inputs[self._scope.over]
         self._missing, self._inputs, self._elements = len(elements), inputs, enumerate(elements)
         self._results = {name: [None] * len(elements) for name in self._scope.plan.wanted}
         if elements:

@@ -73,14 +73,14 @@ def run_rows(step: ModelStep, model: LocalModel, items: Sequence[Mapping[str, Va
     """The outcomes for ``items``, whose ``shapes_of`` are equal, by one call. If the call fails, each item gets its own call, so that
     only the items that the model rejects fail.
     """
-    rows = [step.to_model(item) for item in items]
-    if len(rows) > 1:
+    if len(items) > 1:
+        rows = [step.to_model(item) for item in items]  # as for ``shapes_of``, so that it raises nothing
         with suppress(PenstockError):
             outputs = model.forward({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
             return [
                 step.from_model({name: array[n : n + 1] for name, array in outputs.items()}) for n in range(len(rows))
             ]
-    return [from_rows(step, attempted(model.forward, row)) for row in rows]
+    return [from_rows(step, attempted(lambda item: model.forward(step.to_model(item)), {**item})) for item in items]
 
 
 def attempted(run: Callable[[dict[str, Value]], dict[str, Value]], inputs: dict[str, Value]) -> Told:

@@ -45,3 +45,10 @@ def test_values_without_pixels_are_refused(value: Any) -> None:
 
 def test_another_size_keeps_channels_and_colour() -> None:
     assert sized(RGB, 4, 5) == msgspec.structs.replace(RGB, shape=(4, 5, 3))
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_other_numbers_of_channels_are_refused(count: int) -> None:
+    """The libraries would fail, or read channels as pixels."""
+    with pytest.raises(InvalidInput, match=f"'image' has {count} channels, but a picture has 1, 3 or 4"):
+        pixels_of(np.zeros((8, 8, count), np.float32), "image")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.text.sequence import PadSequence, TruncateSequence
 from penstock.pipeline.value import TEXT, ValueType
+from penstock.tensor import DataType
 
 SIDES = st.sampled_from(["left", "right"])
 
@@ -49,3 +50,22 @@ def test_types() -> None:
     for step in (PadSequence(length=4), TruncateSequence(length=4)):
         with pytest.raises(InvalidConfig, match="needs an array"):
             step.check({"value": TEXT})
+
+
+@pytest.mark.parametrize(
+    ("fill", "datatype", "fits"),
+    [
+        *((0, "INT64", True), (0.5, "INT64", False), (-1, "UINT8", False), (255, "UINT8", True), (256, "UINT8", False)),
+        *((0.5, "FP16", True), (1e6, "FP16", False), (2, "BOOL", False), (1, "BOOL", True), (0, "BYTES", False)),
+    ],
+)
+def test_the_datatype_holds_the_padding(fill: float, datatype: str, fits: bool) -> None:
+    """Otherwise, numpy would write another number."""
+    step, kind = PadSequence(length=4, fill=fill), ValueType(datatype=DataType(datatype), shape=(-1,))
+    if fits:
+        assert step.check({"value": kind})["value"].shape == (4,)
+        padded = step.run({"value": np.zeros(1, kind.datatype.dtype)})["value"]
+        assert padded[1:].tolist() == [fill] * 3
+        return
+    with pytest.raises(InvalidConfig, match=f"which is no {datatype}|needs an array of numbers"):
+        step.check({"value": kind})

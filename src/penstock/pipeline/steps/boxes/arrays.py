@@ -52,5 +52,6 @@ def matrix_of(value: Value, name: str) -> Array:
 
 def corners(centres: Array) -> Array:
     """Left, top, right, bottom of boxes given as x and y of the centre, width, height."""
-    half = centres[:, 2:] / 2
-    return np.concatenate([centres[:, :2] - half, centres[:, :2] + half], axis=1)
+    with np.errstate(invalid="ignore"):  # of boxes that are infinite
+        half = centres[:, 2:] / 2
+        return np.concatenate([centres[:, :2] - half, centres[:, :2] + half], axis=1)

@@ -145,9 +145,10 @@ class DecodeSsd(_Head, frozen=True, kw_only=True):
             check_probabilities(logits, "logits", "set 'softmax: true' if these are logits")
         probabilities = (comparable(softmax(logits), "logits") if self.softmax else logits)[:, 1:]
         centre, size = np.float32(self.variances[0]), np.float32(self.variances[1])
-        middles = priors[:, :2] + offsets[:, :2] * centre * priors[:, 2:]
-        # An offset of 80 would already be a size of e^16 times the prior; more would overflow.
-        sizes = priors[:, 2:] * np.exp(np.minimum(offsets[:, 2:] * size, 80))
+        with np.errstate(over="ignore", invalid="ignore"):  # of offsets that are infinite
+            middles = priors[:, :2] + offsets[:, :2] * centre * priors[:, 2:]
+            # An offset of 80 would already be a size of e^16 times the prior; more would overflow.
+            sizes = priors[:, 2:] * np.exp(np.minimum(offsets[:, 2:] * size, 80))
         return self._detected(np.concatenate([middles, sizes], axis=1), probabilities)
 
 

@@ -34,11 +34,13 @@ def image_type(step: str, inputs: Mapping[str, ValueType], name: str = "value") 
 
 def pixels_of(value: Value, name: str = "value", order: str = "") -> Array:
     """The picture ``value``. Raises InvalidInput if it has no pixels, is not of shape [height, width, channels], or has other
-    channels than ``order``."""
+    channels than ``order``, or than any picture."""
     if getattr(value, "ndim", 0) != 3 or not value.size:
         shape = list(getattr(value, "shape", ()))
         raise InvalidInput(f"'{name}' has the shape {shape}, not [height, width, channels] with at least one pixel")
     pixels: Array = value
+    if pixels.shape[2] not in CHANNELS.values():
+        raise InvalidInput(f"'{name}' has {pixels.shape[2]} channels, but a picture has 1, 3 or 4")
     if order and pixels.shape[2] != CHANNELS[order]:
         raise InvalidInput(f"the picture has {pixels.shape[2]} channels, not {CHANNELS[order]} ({order})")
     return pixels

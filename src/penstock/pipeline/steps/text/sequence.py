@@ -9,9 +9,9 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidConfig, InvalidInput
 from penstock.pipeline.steps.base import Step, wrong_type
-from penstock.pipeline.value import Media, Value, ValueType
+from penstock.pipeline.value import Media, Value, ValueType, read_array
 from penstock.tensor import Array, DataType
 
 
@@ -32,6 +32,15 @@ class PadSequence(Step, frozen=True, kw_only=True):
         given = _checked("pad_sequence", inputs)
         if given.shape[0] > self.length:
             raise wrong_type("pad_sequence", "value", f"an array of at most {self.length} entries", given)
+        if given.datatype is DataType.BYTES:
+            raise wrong_type("pad_sequence", "value", "an array of numbers", given)
+        try:
+            read_array(self.fill, given.datatype)
+        except ValueError:
+            raise InvalidConfig(
+                f"step 'pad_sequence' has 'fill: {self.fill:g}', which is no {given.datatype.value}",
+                "write another number",
+            ) from None
         mask = ValueType(datatype=DataType.INT64, shape=(self.length,))
         return {"value": replace(given, shape=(self.length, *given.shape[1:])), "mask": mask}
 

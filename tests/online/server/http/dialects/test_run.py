@@ -42,6 +42,26 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--b--"
 
 
+@pytest.mark.parametrize("kind", [JSON, FORM])
+@pytest.mark.parametrize(
+    ("given", "text", "shape"),
+    [
+        ({}, "2", (1,)),
+        ({}, "[2]", (1,)),
+        ({"shape": [-1, 4]}, "[]", (0, 4)),
+        ({"shape": [-1, -1]}, "[[], []]", (2, 0)),
+        ({"shape": [-1], "datatype": "BYTES"}, '["a", "\u00fc"]', (2,)),
+        ({"datatype": "BYTES"}, '"a"', (1,)),
+    ],
+)
+def test_tensors_in_the_form_of_answers(kind: bytes, given: dict[str, Any], text: str, shape: tuple[int, ...]) -> None:
+    empty: dict[str, Any] = {"models": None, "labels": None, "examples": None}
+    steps = [{"step": "constant", "value": 1, "out": "y"}]
+    function = pipelines.function(inputs={"x": given}, steps=steps, outputs=["x", "y"], **empty)
+    body = f'{{"x": {text}}}'.encode() if kind is JSON else form(part("x", text.encode(), "application/json"))
+    assert tensors(kind, body, function)["x"].shape == shape
+
+
 def giving(datatype: DataType) -> Function:
     """A function whose output ``x`` is a list of numbers."""
     return msgspec.structs.replace(NUMBERS, outputs={"x": ValueType(datatype=datatype, shape=(-1,))})

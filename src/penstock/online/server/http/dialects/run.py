@@ -25,7 +25,7 @@ from penstock.online.server.http.inference import Write, ask
 from penstock.online.server.http.routes import Resource, Route
 from penstock.online.server.to_thread import Steps, beside
 from penstock.pipeline.function import Function
-from penstock.pipeline.value import Media
+from penstock.pipeline.value import Media, ValueType
 from penstock.pipeline.wire import to_members
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
@@ -99,7 +99,7 @@ def _content(function: Function, spec: TensorSpec, media: bytes, content: Buffer
     """The tensor of one input, from content of type ``media``."""
     kind = function.inputs[spec.name]
     family = media.partition(b"/")[0].decode(errors="replace")
-    if kind.datatype is not DataType.BYTES or kind.many:
+    if kind.datatype is not DataType.BYTES or kind.media is Media.TENSOR or kind.many:
         try:
             value = yield from read_json(content)
         except InvalidArgument as error:
@@ -107,7 +107,7 @@ def _content(function: Function, spec: TensorSpec, media: bytes, content: Buffer
                 f"input {quoted(spec.name)} is {kind}, and its content is not JSON: {error.message}",
                 "write it as JSON lists",
             ) from None
-        return to_array(spec, value)
+        return _numbers(spec, kind, value)
     wanted = kind.media.value
     if media not in _UNTYPED and kind.media is not Media.FILE and family != wanted:
         raise WrongMedia(
@@ -147,8 +147,8 @@ def _read_json(body: Buffer, function: Function, specs: tuple[TensorSpec, ...]) 
 
 def _from_json(function: Function, spec: TensorSpec, value: Any) -> Array:
     kind = function.inputs[spec.name]
-    if kind.datatype is not DataType.BYTES or kind.many:
-        return to_array(spec, value)
+    if kind.datatype is not DataType.BYTES or kind.media is Media.TENSOR or kind.many:
+        return _numbers(spec, kind, value)
     if not isinstance(value, str):
         what = "text" if kind.media is Media.TEXT else "a file in base64"
         raise InvalidArgument(f"input {quoted(spec.name)} is {kind.media.value}", f"write {what} as a JSON string")
@@ -158,6 +158,16 @@ def _from_json(function: Function, spec: TensorSpec, value: Any) -> Array:
         return _one(base64.b64decode(value.partition(";base64,")[2] or value, validate=True))
     except (binascii.Error, ValueError) as error:
         raise InvalidArgument(f"input {quoted(spec.name)} is not valid base64: {error}", "encode the file") from None
+
+
+def _numbers(spec: TensorSpec, kind: ValueType, value: Any) -> Array:
+    """The tensor of the lists ``value``, in the form of answers: a scalar is a number, and an array without rows an empty list."""
+    array = to_array(spec, value)
+    if not kind.shape and not array.shape:
+        return array.reshape(spec.shape)
+    if array.shape == (0,) and spec.shape[:1] == (-1,):
+        return array.reshape((0, *(max(0, size) for size in spec.shape[1:])))
+    return array
 
 
 def _named(specs: Mapping[str, TensorSpec], name: str) -> TensorSpec:
