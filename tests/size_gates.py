@@ -17,7 +17,7 @@ ROOM_LINES = {
     "": 2_450,
     "bundle": 2_887,
     "cli": 4_512,
-    "engines": 2_396,
+    "engines": 2_399,
     "inputs": 1_106,
     "offline": 1_380,
     "offline/compress": 18_041,

@@ -51,6 +51,8 @@ _SAME_VALUES = ("Convert", "Reshape", "Squeeze", "Unsqueeze")
 _EXACT = 64
 """The largest magnitude of weights at which the sum of two products of a weight and an unsigned byte fits into 16 bits."""
 
+ov.Type.f32.to_dtype()  # OpenVINO's bindings deadlock if two threads make the first use of numpy at the same time
+
 # One OpenVINO ``Core`` per process, because loading its plug-ins takes 50 ms and memory. Several threads may compile at once.
 _core_lock = threading.Lock()
 _cores: list[ov.Core] = []

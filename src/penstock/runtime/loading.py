@@ -25,9 +25,9 @@ def open(
     """Open a bundle with the engine of its tuned variant, or a model file or folder with the default engine of its format.
 
     The bundle of a pipeline gives a ``Pipeline``; any other source gives a ``Model``. For bundles, ``threads`` is the number of
-    threads of each model, and ``max_memory`` limits the estimated bytes of memory of all models. With ``power_saving``, idle threads
-    sleep instead of spinning. Without ``allow_python``, pipelines with steps in Python are refused. ``ops`` is a Python file that
-    registers the operators of the model that are in Python; it is run.
+    threads of each model, of all its calls together, and ``max_memory`` limits the estimated bytes of memory of all models. With
+    ``power_saving``, idle threads sleep instead of spinning. Without ``allow_python``, pipelines with steps in Python are refused.
+    ``ops`` is a Python file that registers the operators of the model that are in Python; it is run.
 
     Type checkers cannot know the kind of a bundle: ``Model.open`` and ``Pipeline.open`` have precise types.
 

@@ -113,6 +113,9 @@ class Pipeline:
     def stream(self, items: Iterable[Item], *, keep_errors: bool = False) -> Stream:
         """The outputs for each of ``items``, in order. The steps of different items overlap, and model calls are batched.
 
+        The first stream loads copies of the models that have fewer threads, unless ``items`` has few. It raises IntegrityError if the
+        golden samples have other results with them.
+
         Only a bounded number of items is read ahead. An item that fails raises its error, which ends the stream; with ``keep_errors``,
         the error takes the place of the outputs, and the stream goes on.
         """
