@@ -10,12 +10,13 @@ acceptance sampling", 1982): the largest upper end bounds the largest ratio with
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def rows(quick: bool) -> list[Row]:
             links["the break-even speed with jitter and loss"] = break_even, _JITTER_S, _LOSS
             found = []
             for name, (speed, jitter_s, loss) in links.items():
-                with Link(server.address, speed, _ROUND_TRIP_S, jitter_s=jitter_s, loss=loss) as link:
+                with _linked(server, speed, jitter_s, loss) as link:
                     found.append(_at_speed(name, device, link, effort))
             changes = _changes(device, server, break_even)
     worst = max((interval for _, interval in found), key=lambda interval: interval.high)
@@ -119,7 +120,7 @@ def rows(quick: bool) -> list[Row]:
 
 def _break_even(device: Model, server: Server) -> float:
     """The bits per second at which both sides take the same time."""
-    with Link(server.address, _FASTEST, _ROUND_TRIP_S) as link, _served(link) as served:
+    with _linked(server, _FASTEST) as link, _served(link) as served:
         found = interleave(
             {"device": lambda: _seconds(lambda: device.infer(_IMAGE)), "server": partial(_asked, served)}, 8
         )
@@ -165,8 +166,8 @@ def _at_speed(name: str, device: Model, link: Link, effort: _Effort) -> tuple[Ro
 def _changes(device: Model, server: Server, break_even: float) -> list[Row]:
     """How many calls run on the wrong side after the link has changed."""
     rows = []
-    slow, fast = 0.4 * break_even, _FASTEST
-    with Link(server.address, fast, _ROUND_TRIP_S) as link, _served(link) as served:
+    slow, fast = 0.25 * break_even, _FASTEST
+    with _linked(server, fast) as link, _served(link) as served:
         placed = OffloadedModel(device, served, OffloadOptions(timeout_s=60))
         _followed(placed, "server")
         for name, speed, side in (("slow", slow, "device"), ("fast", fast, "server")):
@@ -217,6 +218,16 @@ def _settle(placed: OffloadedModel) -> None:
     """Wait until no call runs in the background."""
     placed._probing.acquire()  # noqa: SLF001 - nothing else needs to know
     placed._probing.release()  # noqa: SLF001
+
+
+@contextmanager
+def _linked(server: Server, bits_per_s: float, jitter_s: float = 0.0, loss: float = 0.0) -> Iterator[Link]:
+    """A link that runs beside the server, because a real one does not compete with the device for its core."""
+    link = Link(server.address, bits_per_s, _ROUND_TRIP_S, jitter_s=jitter_s, loss=loss)
+    with ExitStack() as stack:
+        with pinned(os.sched_getaffinity(server.pid)):
+            stack.enter_context(link)
+        yield link
 
 
 @contextmanager
