@@ -34,7 +34,7 @@ from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.perf.grpc_client import GrpcConnector
 from penstock.perf.http_client import AnswerHead, HttpSession
 from penstock.perf.oip_client import infer_all
-from penstock.pipeline.value import Value
+from penstock.pipeline.value import Value, ValueType
 from penstock.pipeline.video import read_frames
 from penstock.pipeline.wire import to_tensors
 from penstock.protocol import messages
@@ -229,8 +229,13 @@ def _by_json(here: Pipeline, server: Server, name: str, contents: Sequence[bytes
 
     bodies = asyncio.run(ask_all())
     answers = [orjson.loads(bodies[number % _AT_ONCE][number // _AT_ONCE]) for number in range(len(asked))]
-    types = {name: kind.datatype.dtype for name, kind in here.outputs.items()}
-    return [{name: np.array(value, types[name]) for name, value in answer.items()} for answer in answers]
+    return [{name: _array(here.outputs[name], value) for name, value in answer.items()} for answer in answers]
+
+
+def _array(kind: ValueType, value: Any) -> Array:
+    """A list in JSON does not tell the shape of an array without elements."""
+    array = np.array(value, kind.datatype.dtype)
+    return array if array.size else array.reshape([max(0, size) for size in ((-1,) if kind.many else ()) + kind.shape])
 
 
 async def _by_grpc(server: Server, model: str, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
 
 from penstock.pipeline.value import Value
+from penstock.tensor import Array
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,13 +30,21 @@ def trained(folder: Path, count: int) -> dict[str, tuple[Path, Sequence[Value]]]
         waves, _ = example["some"](count, 3, (-20, 10))
         rate = example["RATE"]
     with _script("ocr/ocr.py") as example:
-        ocr = example["write"](folder / "ocr", 20, 40, 20)
-        pages = [example["page"](10**6 + seed).pixels for seed in range(count // 2)]
+        ocr = example["write"](folder / "ocr", 20, 40, 120)
+        pages = [example["page"](10**6 + seed) for seed in range(count // 2)]
     return {
         "sentences, classified": (texts, sentences),
         "sounds, classified": (sounds, [_wav(wave, rate) for wave in waves]),
-        "pages, read": (ocr, pages),
+        "pages, read": (ocr, [one.pixels for one in pages] + [_first_line(one) for one in pages]),
     }
+
+
+def _first_line(page: Any) -> Array:
+    """The page without its other lines. A single line is a batch of one, unless other items are in progress."""
+    (left, top), (right, bottom) = np.clip([page.boxes[0].min(0) - 4, page.boxes[0].max(0) + 4], 0, None).astype(int)
+    alone = np.full_like(page.pixels, np.median(page.pixels))
+    alone[top:bottom, left:right] = page.pixels[top:bottom, left:right]
+    return alone
 
 
 def _wav(wave: Any, rate: int) -> bytes:
