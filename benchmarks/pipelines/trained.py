@@ -1,4 +1,4 @@
-"""The pipelines of ``examples/`` with models of text, sound and lines of text, which are trained in place, and items for them."""
+"""The pipelines of ``examples/`` with models of text, sound, lines and frames, which are trained in place, and items for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import soundfile
 
 from penstock.pipeline.value import Value
+from penstock.pipeline.video import read_frames
 from penstock.tensor import Array
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -32,10 +34,14 @@ def trained(folder: Path, count: int) -> dict[str, tuple[Path, Sequence[Value]]]
     with _script("ocr/ocr.py") as example:
         ocr = example["write"](folder / "ocr", 20, 40, 120)
         pages = [example["page"](10**6 + seed) for seed in range(count // 2)]
+    with _script("video_quality/quality.py") as example:
+        quality = example["write"](folder / "video_quality", count=60, epochs=1)
+    clip = islice(read_frames(folder / "video_quality" / "clip.mp4"), count)
     return {
         "sentences, classified": (texts, sentences),
         "sounds, classified": (sounds, [_wav(wave, rate) for wave in waves]),
         "pages, read": (ocr, [one.pixels for one in pages] + [_first_line(one) for one in pages]),
+        "frames, judged": (quality, [frame.pixels for frame in clip]),
     }
 
 

@@ -72,7 +72,7 @@ def test_a_picture_in_lines_out(penstock: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_full_training_reads(tmp_path: Path) -> None:
     with script("ocr/ocr.py") as example:
