@@ -48,7 +48,7 @@ def trained(folder: Path, count: int) -> dict[str, tuple[Path, Sequence[Value]]]
 def _first_line(page: Any) -> Array:
     """The page without its other lines. A single line is a batch of one, unless other items are in progress."""
     (left, top), (right, bottom) = np.clip([page.boxes[0].min(0) - 4, page.boxes[0].max(0) + 4], 0, None).astype(int)
-    alone = np.full_like(page.pixels, np.median(page.pixels))
+    alone: Array = np.full_like(page.pixels, np.median(page.pixels))
     alone[top:bottom, left:right] = page.pixels[top:bottom, left:right]
     return alone
 
