@@ -1,8 +1,9 @@
-"""A network link of a given speed and round trip, as a proxy in front of a server on this machine."""
+"""A network link of a given speed, round trip, jitter and loss, as a proxy in front of a server on this machine."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from types import TracebackType
 from typing import Self
@@ -10,14 +11,23 @@ from typing import Self
 from penstock.perf.http_client import Address
 
 _CHUNK = 16 << 10
+_RESEND_S = 0.2
+"""Time until a sender repeats a lost packet: the least retransmission time-out of Linux."""
 
 
 class Link:
-    """Forwards connections to ``target``. Each direction has ``bits_per_s``; a packet arrives half a ``round_trip_s`` later."""
+    """Forwards connections to ``target``. Each direction has ``bits_per_s``; a packet arrives half a ``round_trip_s`` later, plus
+    up to ``jitter_s``. A share ``loss`` of the packets, of 16 KiB, is sent twice. Later packets wait for it.
+    """
 
-    def __init__(self, target: Address, bits_per_s: float, round_trip_s: float) -> None:
+    def __init__(
+        self, target: Address, bits_per_s: float, round_trip_s: float, *, jitter_s: float = 0.0, loss: float = 0.0
+    ) -> None:
         self._target = target
         self.bits_per_s, self.round_trip_s = bits_per_s, round_trip_s
+        """May be changed at any time."""
+        self._jitter_s, self._loss = jitter_s, loss
+        self._rng = random.Random(0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._writers: set[asyncio.StreamWriter] = set()
@@ -91,11 +101,15 @@ class Link:
         try:
             while data := await reader.read(_CHUNK):
                 free_at = max(self._loop.time(), free_at) + len(data) * 8 / self.bits_per_s
-                arriving.put_nowait((free_at + self.round_trip_s / 2, data))
+                arriving.put_nowait((free_at + self._delay_s(), data))
                 await asyncio.sleep(free_at - self._loop.time())
         finally:
             arriving.put_nowait((0.0, b""))
             await delivery
+
+    def _delay_s(self) -> float:
+        lost = _RESEND_S if self._rng.random() < self._loss else 0.0
+        return self.round_trip_s / 2 + self._rng.uniform(0, self._jitter_s) + lost
 
     async def _deliver(self, arriving: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
         while (item := await arriving.get())[1]:

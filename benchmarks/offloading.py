@@ -1,35 +1,53 @@
-"""Offloading over simulated links: ResNet-18 on a device that runs it four times per call, and so is four times slower than the
-server. Each link speed is measured with calls that stay on the device, that go to the server, and that Penstock places, in turn.
+"""Offloading over simulated links: ResNet-18 on a device that runs it six times per call, and so is about six times slower than the
+server. The break-even speed, at which both sides take the same time, is measured first. At each link speed, calls that stay on the
+device, that go to the server, and that Penstock places are then measured in turn.
+
+An offloaded call is at most 1.1 times slower than the better side if it is so compared with either side. So both ratios have an
+interval, and the worse upper end counts, which needs no choice of the better side from the same figures. The claim is about all
+speeds at once. It fails if it fails at one speed, so each interval may have 95 % (R. L. Berger, "Multiparameter hypothesis testing and
+acceptance sampling", 1982): the largest upper end bounds the largest ratio with at least that confidence.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.link import Link
 from benchmarks.models import resnet18
 from benchmarks.results import Row, claim, fact
-from benchmarks.servers import penstock, split_cores
+from benchmarks.rounds import interleave, mean_ratio
+from benchmarks.servers import Server, penstock, pinned, split_cores
+from benchmarks.simulated_links import changing_world, play, steady_world
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
+from penstock.measurement import Interval
 from penstock.offloading.offloaded import OffloadedModel, OffloadOptions
 from penstock.offloading.server import ServedModel
 from penstock.runtime import Model
 from penstock.tensor import Array
 
-_MBITS = (2, 5, 10, 20, 50, 100, 300, 1000)
 _ROUND_TRIP_S = 0.01
-_SLOWER = 4
-_WARM_UP, _CALLS = 12, 12
+_FASTEST = 1000e6
+_SHARES = (0.4, 0.8, 1.0, 1.25, 2.5)
+"""Speeds to measure, as shares of the break-even speed."""
+_JITTER_S, _LOSS = 0.005, 0.002
+_SLOWER = 6
+_LEARNING, _MOST_CALLS = 12, 400
 _WITHIN = 1.1
+_IMAGE = {"input": np.random.default_rng(0).random((1, 3, 224, 224), np.float32)}
 
 
 class _SlowDevice:
@@ -47,45 +65,193 @@ class _SlowDevice:
         return getattr(self._loaded, name)
 
 
+class _Effort(msgspec.Struct, frozen=True):
+    rounds: int
+    calls: int
+    """Calls of each side in a round. Their mean is one observation, because a choice lasts for some calls."""
+
+
+class _PausedClock:
+    """Time that stops while other sides are measured, so that the placed calls are probed as often as without them."""
+
+    def __init__(self) -> None:
+        self._passed, self._since = 0.0, time.monotonic()
+        self._runs = True
+
+    def __call__(self) -> float:
+        return self._passed + (time.monotonic() - self._since if self._runs else 0.0)
+
+    def pause(self) -> None:
+        self._passed, self._runs = self(), False
+
+    def go_on(self) -> None:
+        self._since, self._runs = time.monotonic(), True
+
+
 def rows(quick: bool) -> list[Row]:
     """The rows of all link speeds."""
-    found, worst = [], 0.0
-    server_core, _ = split_cores()
-    with tempfile.TemporaryDirectory() as folder:
+    effort = _Effort(4, 2) if quick else _Effort(8, 4)
+    server_core, own_core = split_cores()
+    with tempfile.TemporaryDirectory() as folder, pinned(own_core):
         model = resnet18(Path(folder, "resnet18.onnx"))
-        with (
-            penstock(model, server_core) as server,
-            Model("resnet18", _SlowDevice(get_engine("onnxruntime").load(Artifact.from_file(model), {}))) as device,
-        ):
-            for mbits in _MBITS[::3] if quick else _MBITS:
-                with Link(server.address, mbits * 1e6, _ROUND_TRIP_S) as link:
-                    times = _measured(device, ServedModel(link.address, "resnet18", 60), 4 if quick else _CALLS)
-                better = min(times["device"], times["server"])
-                worst = max(worst, times["placed"] / better)
-                note = f"device {times['device'] * 1e3:.0f} ms, server {times['server'] * 1e3:.0f} ms"
-                found.append(
-                    fact(f"{mbits} Mbit/s: offloaded call / better side", times["placed"] / better, "×", note=note)
-                )
-    return [*found, claim("offloaded call / better side, at the worst link speed", worst, "×", "<=", _WITHIN)]
+        engine = get_engine("onnxruntime").load(Artifact.from_file(model), {"threads": 1})
+        with penstock(model, server_core) as server, Model("resnet18", _SlowDevice(engine)) as device:
+            break_even = _break_even(device, server)
+            speeds = {
+                f"{share:g} of the break-even speed": share * break_even for share in _SHARES[:: 2 if quick else 1]
+            }
+            links = {name: (speed, 0.0, 0.0) for name, speed in (speeds | {"1000 Mbit/s": _FASTEST}).items()}
+            links["the break-even speed with jitter and loss"] = break_even, _JITTER_S, _LOSS
+            found = []
+            for name, (speed, jitter_s, loss) in links.items():
+                with _linked(server, speed, jitter_s, loss) as link:
+                    found.append(_at_speed(name, device, link, effort))
+            changes = _changes(device, server, break_even)
+    worst = max((interval for _, interval in found), key=lambda interval: interval.high)
+    about = f"the largest upper end of {len(found)} links; break-even at {break_even / 1e6:.0f} Mbit/s"
+    rows = [row for row, _ in found]
+    return [
+        *rows,
+        *changes,
+        *_simulated(quick),
+        claim("offloaded call / better side, worst link", worst, "×", "<=", _WITHIN, note=about),
+    ]
 
 
-def _measured(device: Model, server: ServedModel, calls: int) -> dict[str, float]:
-    """The mean seconds of a call on each side, and where Penstock places it, after it has measured both sides."""
-    image = {"input": np.random.default_rng(0).random((1, 3, 224, 224), np.float32)}
-    server.start()
-    placed = OffloadedModel(device, server, OffloadOptions(timeout_s=60))
-    for _ in range(_WARM_UP):
-        placed.infer(image)
-    sides: dict[str, Callable[[], object]] = {
-        "device": lambda: device.infer(image),
-        "server": lambda: server.infer(image).result(),
-        "placed": lambda: placed.infer(image),
-    }
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(calls):
-        for name, call in sides.items():
+def _break_even(device: Model, server: Server) -> float:
+    """The bits per second at which both sides take the same time."""
+    with _linked(server, _FASTEST) as link, _served(link) as served:
+        sides = {"device": partial(_device, device), "server": partial(_asked, served)}
+        found: dict[str, list[float]] = interleave(sides, 8)
+    spare_s = statistics.fmean(found["device"]) - statistics.fmean(found["server"])
+    bits = 8 * sum(array.nbytes for array in _IMAGE.values())
+    if spare_s <= 0:
+        raise RuntimeError("the device is not slower than the server over a fast link, so no speed breaks even")
+    return 1 / (1 / _FASTEST + spare_s / bits)
+
+
+def _at_speed(name: str, device: Model, link: Link, effort: _Effort) -> tuple[Row, Interval]:
+    """The row of one link, and the interval that the claim judges."""
+    clock = _PausedClock()
+    with _served(link) as served, _served(link) as own:
+        placed = OffloadedModel(device, own, OffloadOptions(timeout_s=60), clock)
+        for _ in range(_LEARNING):
+            placed.infer(_IMAGE)
+        _settle(placed)
+
+        def placed_calls() -> float:
+            clock.go_on()
+            mean = _mean(lambda: placed.infer(_IMAGE), effort.calls)
+            _settle(placed)
+            clock.pause()
+            return mean
+
+        clock.pause()
+        times = interleave(
+            {
+                "device": lambda: _mean(lambda: device.infer(_IMAGE), effort.calls),
+                "server": lambda: _mean(lambda: served.infer(_IMAGE).result(), effort.calls),
+                "placed": placed_calls,
+            },
+            effort.rounds,
+        )
+    ratios = [mean_ratio(times["placed"], times[side]) for side in ("device", "server")]
+    interval = Interval(*(max(each) for each in zip(*map(msgspec.structs.astuple, ratios), strict=True)))
+    device_ms, server_ms = (statistics.fmean(times[side]) * 1e3 for side in ("device", "server"))
+    note = f"{link.bits_per_s / 1e6:.0f} Mbit/s: device {device_ms:.0f} ms, server {server_ms:.0f} ms"
+    return fact(f"offloaded call / better side at {name}", interval.value, "×", interval=interval, note=note), interval
+
+
+def _changes(device: Model, server: Server, break_even: float) -> list[Row]:
+    """How many calls run on the wrong side after the link has changed."""
+    rows = []
+    slow, fast = 0.25 * break_even, _FASTEST
+    with _linked(server, fast) as link, _served(link) as served:
+        placed = OffloadedModel(device, served, OffloadOptions(timeout_s=60))
+        _followed(placed, "server")
+        for name, speed, side in (("slow", slow, "device"), ("fast", fast, "server")):
+            link.bits_per_s = speed
             start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    server.close()
-    return {name: statistics.fmean(values) for name, values in times.items()}
+            calls = _followed(placed, side)
+            note = f"{time.perf_counter() - start:.1f} s, at {speed / 1e6:.0f} Mbit/s"
+            rows.append(fact(f"calls until offloading follows a link that becomes {name}", calls, "", note=note))
+        _settle(placed)
+    return rows
+
+
+def _simulated(quick: bool) -> list[Row]:
+    """The decisions alone in virtual time. The same on every machine."""
+    worlds, calls = (10, 500) if quick else (100, 1000)
+    steady, changing = (
+        [play(kind(random.Random(seed)), calls, seed).ratio for seed in range(worlds)]
+        for kind in (steady_world, changing_world)
+    )
+    about = f"{worlds} worlds with noise and lost packets, {calls} calls each; mean {statistics.fmean(steady):.3g}×"
+    return [
+        claim(
+            "offloaded call / better side, worst of the simulated worlds", max(steady), "×", "<=", _WITHIN, note=about
+        ),
+        fact(
+            "the same if the server's time changes every 500 calls",
+            max(changing),
+            "×",
+            note=f"{worlds} worlds, against the better side of each period; mean {statistics.fmean(changing):.3g}×",
+        ),
+    ]
+
+
+def _followed(placed: OffloadedModel, side: str) -> int:
+    """Call until ``side`` has answered five calls in a row, and return how many calls there were before."""
+    in_a_row = calls = 0
+    while in_a_row < 5:
+        if calls == _MOST_CALLS:
+            raise RuntimeError(f"{calls} calls, and the {side} still does not answer")
+        before = getattr(placed.counts, side) - placed.counts.fallbacks * (side == "device")
+        placed.infer(_IMAGE)
+        after = getattr(placed.counts, side) - placed.counts.fallbacks * (side == "device")
+        in_a_row, calls = (in_a_row + 1 if after > before else 0), calls + 1
+    return calls - in_a_row
+
+
+def _settle(placed: OffloadedModel) -> None:
+    """Wait until no call runs in the background."""
+    placed._probing.acquire()  # noqa: SLF001 - nothing else needs to know
+    placed._probing.release()  # noqa: SLF001
+
+
+@contextmanager
+def _linked(server: Server, bits_per_s: float, jitter_s: float = 0.0, loss: float = 0.0) -> Iterator[Link]:
+    """A link that runs beside the server, because a real one does not compete with the device for its core."""
+    link = Link(server.address, bits_per_s, _ROUND_TRIP_S, jitter_s=jitter_s, loss=loss)
+    with ExitStack() as stack:
+        with pinned(os.sched_getaffinity(server.pid)):
+            stack.enter_context(link)
+        yield link
+
+
+@contextmanager
+def _served(link: Link) -> Iterator[ServedModel]:
+    served = ServedModel(link.address, "resnet18", 60)
+    served.start()
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+def _device(device: Model) -> float:
+    return _seconds(lambda: device.infer(_IMAGE))
+
+
+def _asked(served: ServedModel) -> float:
+    return _seconds(lambda: served.infer(_IMAGE).result())
+
+
+def _mean(call: Callable[[], object], calls: int) -> float:
+    return statistics.fmean(_seconds(call) for _ in range(calls))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

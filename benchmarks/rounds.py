@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.requests import grpc_request
 from benchmarks.results import Row, claim, fact
 from benchmarks.servers import Server, pinned, split_cores
-from penstock.measurement import Interval
+from penstock.measurement import Interval, student
 from penstock.perf.grpc_client import GrpcConnector
 from penstock.perf.http_client import Address, connect
 from penstock.perf.load import closed_loop, run
@@ -110,6 +110,17 @@ def burst(side: Side, connections: int, seconds: float, warmup_s: float = 0.0) -
 def ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
     """Geometric mean of ``over`` by ``under``, which are paired by round, with its 95 % interval."""
     return speedup(_timings(over), _timings(under))
+
+
+def mean_ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
+    """Arithmetic mean of ``over`` by that of ``under``, which are paired by round, with its 95 % interval by the delta method. Unlike
+    the geometric mean of ``ratio``, it counts rare slow rounds by the time that they take.
+    """
+    ours, theirs = np.array(over), np.array(under)
+    value = ours.mean() / theirs.mean()
+    error = (ours - value * theirs).std(ddof=1) / (theirs.mean() * len(ours) ** 0.5)
+    reach = student(0.975, len(ours) - 1) * error
+    return Interval(float(value), float(value - reach), float(value + reach))
 
 
 def _timings(values: Sequence[float]) -> Timings:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,12 +65,12 @@ async def double(request: Request, writer: asyncio.StreamWriter) -> None:
 @asynccontextmanager
 async def serving(handle: Handle) -> AsyncIterator[Address]:
     """A server on a free port."""
-    connections: set[asyncio.Task[Any]] = set()
+    connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        connections.add(task)
+        connections[task] = writer
         try:
             while not writer.is_closing():
                 await handle(await _read(reader), writer)
@@ -78,15 +78,18 @@ async def serving(handle: Handle) -> AsyncIterator[Address]:
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            connections.discard(task)
             writer.close()
+            with suppress(ConnectionError, asyncio.CancelledError):  # it is closed in a later turn of the loop
+                await writer.wait_closed()
+            del connections[task]
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
         yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
     finally:
         server.close()
-        for task in tuple(connections):
+        for task, writer in connections.items():
+            writer.transport.abort()  # the client need not read what is still to be sent
             task.cancel()
         await asyncio.gather(*connections)
 

@@ -22,7 +22,7 @@ ROOM_LINES = {
     "offline": 1_380,
     "offline/compress": 18_041,
     "offline/convert": 15_734,
-    "offloading": 655,
+    "offloading": 740,
     "offline/judge": 2_610,
     "offline/look": 1_145,
     "offline/optimize": 2_425,

@@ -1,18 +1,22 @@
-"""The same pipelines in a process (single calls and a stream), over HTTP and gRPC with 8 requests at a time, and over the frames of a
-video. All outputs are compared bit for bit.
+"""The same pipelines in a process (single calls, a batch, a stream, and 8 threads), over HTTP and gRPC with 8 requests at a time, and
+over the frames of a video. Items of equal shapes share the calls of a model, in other batches each time. All outputs are compared bit
+for bit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import av
 import cv2
+import msgspec
 import numpy as np
 import orjson
 import soundfile
@@ -22,6 +26,7 @@ from tokenizers import models as tokenizer_models
 from benchmarks import models
 from benchmarks.pipelines.embedded import DECLARATION, MODEL
 from benchmarks.pipelines.pictures import classifier, jpegs
+from benchmarks.pipelines.trained import trained
 from benchmarks.requests import grpc_request, post
 from benchmarks.results import Row, claim
 from benchmarks.servers import Server, penstock, split_cores
@@ -29,7 +34,7 @@ from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.perf.grpc_client import GrpcConnector
 from penstock.perf.http_client import AnswerHead, HttpSession
 from penstock.perf.oip_client import infer_all
-from penstock.pipeline.value import Value
+from penstock.pipeline.value import Value, ValueType
 from penstock.pipeline.video import read_frames
 from penstock.pipeline.wire import to_tensors
 from penstock.protocol import messages
@@ -37,6 +42,16 @@ from penstock.runtime import Pipeline
 from penstock.tensor import Array, DataType, from_wire
 
 _AT_ONCE = 8
+
+
+class _Found(msgspec.Struct, frozen=True):
+    items: int
+    ways: int
+    wrong: int
+    """Answers that differ in a bit from those of single calls."""
+    details: str
+
+
 _TEXTS = """\
 name: texts
 inputs:
@@ -61,17 +76,23 @@ def run(quick: bool) -> list[Row]:
     count, cores = 8 if quick else 48, split_cores()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cases = _cases(folder, count)
+        cases = _cases(folder, count) | trained(folder, count)
         frames = [frame.pixels for frame in read_frames(_clip(folder / "clip.mp4", count))]
         cases["frames of a video"] = cases["photographs"][0], frames
         found = {}
         for title, (bundle, items) in cases.items():
             with penstock(bundle, cores, "--grpc-port", "0") as server, Pipeline.open(bundle) as here:
                 found[title] = _different(here, server, items)
-    ways = "single calls, a stream, HTTP as JSON, HTTP binary, gRPC"
     return [
-        claim(f"{title}: answers that differ in a bit", float(wrong), "", "<=", 0, note=f"{total} items × {ways}")
-        for title, (wrong, total) in found.items()
+        claim(
+            f"{title}: answers that differ in a bit",
+            float(one.wrong),
+            "",
+            "<=",
+            0,
+            note=f"{one.items} items × {one.ways} ways" + (f"; {one.details}" if one.wrong else ""),
+        )
+        for title, one in found.items()
     ]
 
 
@@ -118,8 +139,8 @@ def _clip(path: Path, count: int) -> Path:
     return path
 
 
-def _different(here: Pipeline, server: Server, items: Sequence[Value]) -> tuple[int, int]:
-    """How many answers of all ways differ from those of single calls, and the number of items."""
+def _different(here: Pipeline, server: Server, items: Sequence[Value]) -> _Found:
+    """Compare the answers of all ways with those of single calls."""
     (name,) = here.inputs
 
     def tensors(told: Mapping[str, Value]) -> dict[str, Array]:
@@ -128,19 +149,28 @@ def _different(here: Pipeline, server: Server, items: Sequence[Value]) -> tuple[
     expected = [tensors(here(item)) for item in items]
     contents = [_content(item) for item in items]
     requests = [{name: _element(content)} for content in contents]
-    ways: dict[str, Callable[[], Sequence[Mapping[str, Array]]]] = {
-        "stream": lambda: [tensors(told) for told in here.stream(items)],
-        "HTTP binary": lambda: asyncio.run(
-            infer_all(server.address, here.name, requests, binary=True, concurrency=_AT_ONCE)
-        ),
-        "HTTP as JSON": lambda: _by_json(here, server, name, contents),
-        "gRPC": lambda: asyncio.run(_by_grpc(server, here.name, requests)),
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        ways: dict[str, Callable[[], Sequence[Mapping[str, Array]]]] = {
+            "batch": lambda: [tensors(told) for told in here.batch(items)],
+            "stream": lambda: [tensors(told) for told in here.stream(items)],
+            "threads": lambda: [tensors(told) for told in threads.map(here, items)],
+            "HTTP binary": lambda: asyncio.run(
+                infer_all(server.address, here.name, requests, binary=True, concurrency=_AT_ONCE)
+            ),
+            "HTTP as JSON": lambda: _by_json(here, server, name, contents),
+            "gRPC": lambda: asyncio.run(_by_grpc(server, here.name, requests)),
+        }
+        answers = {title: ask() for title, ask in ways.items()}
+    wrong = {
+        title: [pair for pair in zip(told, expected, strict=True) if not _equal(*pair)]
+        for title, told in answers.items()
     }
-    wrong = 0
-    for way in ways.values():
-        told = way()
-        wrong += sum(not _equal(one, two) for one, two in zip(told, expected, strict=True))
-    return wrong, len(items)
+    details = [
+        f"{len(pairs)} by {title}, by up to {max(_distance(*pair) for pair in pairs):.2g}"
+        for title, pairs in wrong.items()
+        if pairs
+    ]
+    return _Found(len(items), len(ways), sum(map(len, wrong.values())), ", ".join(details))
 
 
 def _content(item: Value) -> bytes:
@@ -160,6 +190,18 @@ def _element(content: bytes) -> Array:
 
 def _equal(one: Mapping[str, Array], two: Mapping[str, Array]) -> bool:
     return one.keys() == two.keys() and all(_bits(one[name]) == _bits(two[name]) for name in one)
+
+
+def _distance(one: Mapping[str, Array], two: Mapping[str, Array]) -> float:
+    """The largest difference of two numbers; infinite if shapes or texts differ."""
+    found = 0.0
+    for name, array in two.items():
+        is_text = array.dtype.kind == "O"
+        if name not in one or one[name].shape != array.shape or (is_text and _bits(one[name]) != _bits(array)):
+            return math.inf
+        if not is_text and array.size:
+            found = max(found, float(np.abs(one[name].astype(np.float64) - array).max()))
+    return found
 
 
 def _bits(array: Array) -> object:
@@ -187,8 +229,13 @@ def _by_json(here: Pipeline, server: Server, name: str, contents: Sequence[bytes
 
     bodies = asyncio.run(ask_all())
     answers = [orjson.loads(bodies[number % _AT_ONCE][number // _AT_ONCE]) for number in range(len(asked))]
-    types = {name: kind.datatype.dtype for name, kind in here.outputs.items()}
-    return [{name: np.array(value, types[name]) for name, value in answer.items()} for answer in answers]
+    return [{name: _array(here.outputs[name], value) for name, value in answer.items()} for answer in answers]
+
+
+def _array(kind: ValueType, value: Any) -> Array:
+    """A list in JSON does not tell the shape of an array without elements."""
+    array = np.array(value, kind.datatype.dtype)
+    return array if array.size else array.reshape([max(0, size) for size in ((-1,) if kind.many else ()) + kind.shape])
 
 
 async def _by_grpc(server: Server, model: str, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
@@ -215,7 +262,7 @@ async def _by_grpc(server: Server, model: str, requests: Sequence[Mapping[str, A
         lane.drop("done")
         return found
 
-    parts = await asyncio.gather(*(ask(requests[number::_AT_ONCE]) for number in range(_AT_ONCE)))
+    parts = await asyncio.gather(*(ask(requests[number::_AT_ONCE]) for number in range(min(_AT_ONCE, len(requests)))))
     return [parts[number % _AT_ONCE][number // _AT_ONCE] for number in range(len(requests))]
 
 

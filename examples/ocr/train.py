@@ -47,13 +47,15 @@ class Recogniser(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.columns = nn.Sequential(layer(3, 32, 2), layer(32, 64, 2), layer(64, 96, (2, 1)), layer(96, 128, (2, 1)))
-        self.context = nn.Sequential(nn.Conv1d(256, 192, 5, padding=2), nn.ReLU(), nn.Dropout(0.1))
-        self.head = nn.Conv1d(192, len(CHARACTERS) + 1, 3, padding=1)
+        # With two axes, though the height is 1: ONNX Runtime divides a convolution along one axis among its threads if a line is
+        # alone, and then adds in another order than in a batch.
+        self.context = nn.Sequential(nn.Conv2d(256, 192, (1, 5), padding=(0, 2)), nn.ReLU(), nn.Dropout(0.1))
+        self.head = nn.Conv2d(192, len(CHARACTERS) + 1, (1, 3), padding=(0, 1))
 
     def forward(self, line: Tensor) -> Tensor:
         """The logits."""
-        logits: Tensor = self.head(self.context(self.columns(line).flatten(1, 2)))
-        return logits.transpose(1, 2)
+        logits: Tensor = self.head(self.context(self.columns(line).flatten(1, 2)[:, :, None]))
+        return logits[:, :, 0].transpose(1, 2)
 
 
 def _doubled(x: Tensor) -> Tensor:

@@ -47,8 +47,9 @@ class Classifier(nn.Module):
         """Map ids and mask [N, length] to logits [N, classes]."""
         embedded, shown = self.embed(ids), mask.float()[..., None]
         near = functional.relu(self.beside((embedded * shown).transpose(1, 2))).transpose(1, 2)
-        mean = (torch.cat([embedded, near], 2) * shown).sum(1) / shown.sum(1)
-        logits: Tensor = self.classify(mean)
+        # As a product of matrices, because ONNX Runtime adds the rows of a single text in another order than those of a batch.
+        total = torch.bmm(shown.transpose(1, 2), torch.cat([embedded, near], 2)).squeeze(1)
+        logits: Tensor = self.classify(total / shown.sum(1))
         return logits
 
 

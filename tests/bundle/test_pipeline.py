@@ -21,11 +21,13 @@ from penstock.errors import IntegrityError, Unsupported
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.pipeline import load_any
 from penstock.online.repository.resolved_version import LoadOptions
-from penstock.pipeline.golden import Golden
+from penstock.pipeline.direct import Direct
+from penstock.pipeline.golden import Golden, observed
 from penstock.pipeline.steps.image.fuse import Fused
+from penstock.pipeline.streaming.models import LocalModel
 from penstock.pipeline.value import Value
 from picture_pipelines import pack_corners
-from pipelines import scores_bundle, scores_folder
+from pipelines import WEIGHT, scores_bundle, scores_folder
 
 INNER = "models/linear.bundle"
 
@@ -136,6 +138,25 @@ def test_examples_of_another_variant_are_not_compared(tmp_path: Path) -> None:
         files[GOLDEN] = msgspec.json.encode(msgspec.structs.replace(golden, variants={"linear": "int8"}))
 
     penstock.open(forged(scores_bundle(tmp_path), change)).close()
+
+
+@pytest.mark.parametrize(("precision", "allowed", "refused"), [("fp32", 1.00005, 1.001), ("int8", 1.04, 1.2)])
+def test_models_that_are_not_in_fp32_have_a_tolerance_of_five_percent(
+    precision: str, allowed: float, refused: float, tmp_path: Path
+) -> None:
+    opened = open_pipeline(scores_bundle(tmp_path))
+    bundle = opened.models["linear"]
+    (variant,) = bundle.manifest.variants
+    changed = (msgspec.structs.replace(variant, precision=precision),)
+    bundle.manifest = msgspec.structs.replace(bundle.manifest, variants=changed)
+
+    def replay(factor: float) -> None:
+        model = LocalModel(lambda inputs: {"y": inputs["x"] @ WEIGHT * np.float32(factor)})
+        opened.replay(Direct(observed(opened.function()), {"linear": model}), {"linear": variant.name})
+
+    replay(allowed)
+    with pytest.raises(IntegrityError, match="in 'logits', it differs by"):
+        replay(refused)
 
 
 def test_an_example_without_its_file(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # seconds alone, but threads wait for each other on a busy machine
 def test_inner_layers_become_signs_and_learn() -> None:
     example = runpy.run_path(str(EXAMPLES / "binary_network" / "binary.py"))
     digits = EXAMPLES / "digits"

@@ -91,6 +91,7 @@ def test_the_latency_table_has_every_point(modules: Any, signature: Signature, d
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # seconds alone, but threads wait for each other on a busy machine
 def test_a_depthwise_student_of_the_digits_model(modules: Any) -> None:
     distil, training = modules("distil"), modules("penstock.offline.compress.training.distill")
     options = training.DistillOptions(fit=training.FitOptions(epochs=60, learning_rate=5e-3))

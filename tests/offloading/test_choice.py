@@ -44,7 +44,13 @@ def test_a_spared_device_leaves_slow_calls_to_the_server() -> None:
 
 @given(_TIMES, _TIMES)
 def test_probes_take_a_twentieth_of_the_time(cost: float, since: float) -> None:
-    assert probe_due(since, cost) == (cost <= 0.05 * since) or abs(cost - 0.05 * since) < 1e-12
+    assert probe_due(since, cost, 4) == (cost <= 0.05 * since) or abs(cost - 0.05 * since) < 1e-12
+
+
+@given(_TIMES, _TIMES, st.integers(1, 3))
+def test_the_first_calls_of_a_side_do_not_wait(cost: float, since: float, calls: int) -> None:
+    assert probe_due(since, cost, calls)
+    assert probe_due(since, None, 0)
 
 
 def test_an_unreachable_server_is_asked_less_and_less() -> None:

@@ -117,31 +117,20 @@ def test_a_link_that_changes_is_followed(pairs: Any, before: float, after: float
     assert pair.model.counts.server - start == (20 if after < 0.1 else 0)
 
 
-def test_a_server_that_fails_is_replaced_by_the_device_and_tried_again(pairs: Any) -> None:
+@pytest.mark.parametrize("error", [Unavailable("cut"), InvalidArgument("refused, but the device accepts it")])
+def test_a_server_that_fails_is_replaced_by_the_device_and_tried_again(pairs: Any, error: PenstockError) -> None:
     pair = pairs(0.1, 0.01)
     pair.calls(20)
-    pair.server.error = Unavailable("cut")
+    pair.server.error = error
     pair.calls(3)
     assert pair.model.counts.fallbacks == 1
-    assert pair.model.server_error == "cut"
+    assert pair.model.server_error == str(error)
     pair.server.error = None
     pair.calls(30)
     assert pair.model.server_error == ""
     answered = pair.model.counts.server
     pair.calls(5)
     assert pair.model.counts.server == answered + 5
-
-
-def test_a_server_that_rejects_what_the_device_accepts_is_not_asked_again_at_once(pairs: Any) -> None:
-    pair = pairs(0.1, 0.01)
-    pair.calls(20)
-    pair.server.error = InvalidArgument("no")
-    pair.calls(3)
-    assert pair.model.counts.fallbacks == 1
-    assert pair.model.server_error == "no"
-    pair.server.error = None
-    pair.calls(30)
-    assert pair.model.server_error == ""
 
 
 def test_a_link_that_hangs_is_answered_by_the_device(pairs: Any) -> None:

@@ -11,6 +11,8 @@ _PATIENCE = 2.0
 _SLACK_S = 0.005
 _PROBE_SHARE = 0.05
 """Largest share of the time that the other side may be busy with probes."""
+_FIRST = 4
+"""Calls of a side that are run as soon as possible."""
 _RETRY_S, _MAX_RETRY_S = 0.5, 30.0
 
 
@@ -55,19 +57,25 @@ def choose(outlook: Outlook) -> Plan:
             return Plan(Side.DEVICE)
     elif device is None or device <= server:
         return Plan(Side.DEVICE)
-    patience = _PATIENCE * server + _SLACK_S
+    patience = latest_s(server)
     if deadline is not None and device is not None:
         patience = min(patience, max(0.0, deadline - device))
     return Plan(Side.SERVER, patience)
 
 
-def probe_due(since_s: float, newest_s: float | None) -> bool:
+def latest_s(server_s: float) -> float:
+    """Seconds after which a server with this predicted time is late."""
+    return _PATIENCE * server_s + _SLACK_S
+
+
+def probe_due(since_s: float, newest_s: float | None, calls: int) -> bool:
     """True if the side that does not answer should run the call as well, ``since_s`` seconds after it last ran one.
 
-    Probes take about 5 % of its time, and never delay an answer. ``newest_s`` is the time of its newest call, so that a link that has
-    become faster is measured again soon; None before the first call.
+    Probes take about 5 % of its time, and never delay an answer. The first four of its ``calls`` do not wait for that, because the
+    first one says little. ``newest_s`` is the time of its newest call, so that a link that has become faster is measured again soon;
+    None before the first call.
     """
-    return newest_s is None or since_s >= newest_s / _PROBE_SHARE
+    return newest_s is None or calls < _FIRST or since_s >= newest_s / _PROBE_SHARE
 
 
 def retry_after(failures: int) -> float:

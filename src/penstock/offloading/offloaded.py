@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +19,9 @@ import numpy as np
 from penstock import runtime
 from penstock.errors import InvalidArgument, PenstockError, Unsupported, WrongResult, prefixed
 from penstock.offloading.agreement import check_equal, check_same
-from penstock.offloading.choice import Outlook, Plan, Side, choose, probe_due, retry_after
+from penstock.offloading.choice import Plan, Side
 from penstock.offloading.device import battery_share, free_memory
-from penstock.offloading.estimate import Estimate
+from penstock.offloading.placement import Placement
 from penstock.offloading.served_tail import ServedTail
 from penstock.offloading.server import ServedModel
 from penstock.perf.http_client import Address
@@ -74,17 +73,11 @@ class OffloadedModel:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = Counts()
-        self.server_error = ""
-        """Why the server is not used now; empty if it is."""
         self._device, self._server, self._options, self._now = device, server, options, now
-        self._times = {side: Estimate() for side in Side}
-        self._last = dict.fromkeys(Side, -1e9)
-        """When each side last ran a call."""
-        self._failures = 0
-        self._blocked_until = 0.0
+        self._placement = Placement()
         self._is_checked = False
         """True after the server's signature was compared."""
-        self._state = threading.Lock()
+        self._state = threading.Lock()  # of the counts and the placement
         self._device_turn = threading.Lock()  # a model may not be reentrant
         self._workers = ThreadPoolExecutor(2, "penstock-offload-device")
         self._probing = threading.Semaphore(1)
@@ -92,6 +85,11 @@ class OffloadedModel:
     @property
     def signature(self) -> Signature:
         return self._device.signature
+
+    @property
+    def server_error(self) -> str:
+        """Why the server is not used now; empty if it is."""
+        return self._placement.server_error
 
     def infer(self, inputs: Mapping[str, Array], deadline_ms: float | None = None) -> Outputs:
         """Run once. The deadline only decides the side; a late answer is still returned.
@@ -121,8 +119,8 @@ class OffloadedModel:
         """The predicted time of a call with ``inputs`` on each side, in milliseconds; None if it was never measured."""
         size = _bytes({name: np.asarray(array) for name, array in inputs.items()})
         with self._state:
-            found = {side.value: self._times[side].seconds(size) for side in Side}
-        return {name: None if seconds is None else seconds * 1e3 for name, seconds in found.items()}
+            found = self._placement.predicted(size)
+        return {side.value: None if one is None else one * 1e3 for side, one in zip(Side, found, strict=True)}
 
     def close(self) -> None:
         """Cancel background calls and release the model. Idempotent."""
@@ -145,18 +143,11 @@ class OffloadedModel:
             memory is not None and memory < options.low_memory
         )
         with self._state:
-            return choose(
-                Outlook(
-                    self._times[Side.DEVICE].seconds(size),
-                    self._times[Side.SERVER].seconds(size),
-                    not self.server_error,
-                    None if deadline_ms is None else deadline_ms / 1e3,
-                    spare,
-                )
-            )
+            return self._placement.plan(size, None if deadline_ms is None else deadline_ms / 1e3, spare)
 
     def _from_server(self, arrays: dict[str, Array], size: int, plan: Plan) -> Outputs:
         """The server's answer, or the device's if the server fails, or is late and the device is earlier."""
+        start = self._now()
         answer = self._ask(arrays, size)
         done, _ = wait([answer], plan.device_after_s)
         if done and answer.exception() is None:
@@ -178,7 +169,7 @@ class OffloadedModel:
             outputs = own.result()
             if not answer.done():
                 # A link that hangs has no measured time, so the time so far counts.
-                self._measured(Side.SERVER, size, self._now() - self._last[Side.SERVER])
+                self._measured(Side.SERVER, size, self._now() - start)
                 answer.cancel()
         self._count("device")
         self._count("fallbacks")
@@ -194,7 +185,7 @@ class OffloadedModel:
     def _ask(self, arrays: Mapping[str, Array], size: int) -> Future[Outputs]:
         start = self._now()
         with self._state:
-            self._last[Side.SERVER] = start
+            self._placement.started(Side.SERVER, start)
         answer = self._server.infer(arrays)
         answer.add_done_callback(partial(self._asked, size, start))
         return answer
@@ -206,25 +197,20 @@ class OffloadedModel:
         if error is None:
             self._measured(Side.SERVER, size, self._now() - start)
             with self._state:
-                if self._blocked_until < math.inf:
-                    self._failures, self.server_error = 0, ""
+                self._placement.answered()
         elif not isinstance(error, InvalidArgument):
             with self._state:
-                self._failures += 1
-                self._blocked_until = self._now() + retry_after(self._failures)
-                self.server_error = str(error)
+                self._placement.failed(str(error), self._now())
 
     def _measured(self, side: Side, size: int, seconds: float) -> None:
         with self._state:
-            self._times[side].add(size, seconds)
-            self._last[side] = self._now()
+            self._placement.measured(side, size, seconds, self._now())
 
     def _probe(self, side: Side, arrays: dict[str, Array], size: int) -> Future[Outputs] | None:
         """Start a call in the background, if one is due."""
         now = self._now()
         with self._state:
-            due = probe_due(now - self._last[side], self._times[side].newest_s)
-            due = due and (side is Side.DEVICE or now >= self._blocked_until)
+            due = self._placement.is_probe_due(side, now)
         if not due or not self._probing.acquire(blocking=False):
             return None
         self._count("probes")
@@ -261,9 +247,7 @@ class OffloadedModel:
 
     def _refuse(self, error: PenstockError, *, forever: bool) -> None:
         with self._state:
-            self._failures += 1
-            self.server_error = str(error)
-            self._blocked_until = math.inf if forever else self._now() + retry_after(self._failures)
+            self._placement.failed(str(error), self._now(), forever=forever)
         _log.warning("the server at %s is not used: %s", self._server.address.url, error)
 
     def _count(self, what: str) -> None:

@@ -85,8 +85,9 @@ class LogMel(Step, frozen=True, kw_only=True):
         if self.center:
             samples = _centred(samples, self.n_fft // 2, self.pad_mode)
         filters = _bands(self.rate, self.n_fft, self.n_mels, self.fmin, self._fmax, self.htk, self.norm == "slaney")
-        spectrogram = _spectrogram(samples, self.n_fft, self.hop, self.window or self.n_fft, self.power)
-        values = finite(_filtered(spectrogram, filters))
+        with np.errstate(over="ignore", invalid="ignore"):  # ``finite`` finds them in the result
+            spectrogram = _spectrogram(samples, self.n_fft, self.hop, self.window or self.n_fft, self.power)
+            values = finite(_filtered(spectrogram, filters))
         if self.scale == "power":
             return {"value": values}
         logarithm = np.log if self.scale == "log" else np.log10
@@ -161,8 +162,7 @@ def _spectrogram(samples: Array, n_fft: int, hop: int, window: int, power: float
     for start in range(0, len(frames), size):
         block = frames[start : start + size]
         count = len(block)
-        with np.errstate(invalid="ignore", over="ignore"):  # which ``finite`` finds in the result
-            np.fft.rfft(np.multiply(block, shape, out=real[:count]), out=transformed[:count])
+        np.fft.rfft(np.multiply(block, shape, out=real[:count]), out=transformed[:count])
         parts = transformed[:count].view(np.float64)
         parts *= parts
         squares = parts[:, ::2].T + parts[:, 1::2].T
