@@ -62,8 +62,10 @@ class TorchSource:
     def export(self, target: Path, opset: int) -> Exported:
         exported, self._values = export(self._job, target, opset)
         weights = tuple(self._weights())
-        computed = self._values.computed() if isinstance(self._values, ProgramValues) else ()
-        return msgspec.structs.replace(exported, weights=weights, computed=computed)
+        if not isinstance(self._values, ProgramValues):
+            return msgspec.structs.replace(exported, weights=weights)
+        moved, computed = self._values.fixed()
+        return msgspec.structs.replace(exported, weights=(*weights, *moved), computed=tuple(computed))
 
     def close(self) -> None:
         self._release()
