@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import permutations
 
@@ -17,8 +16,13 @@ _PLAUSIBLE = 0.25
 """Least part of the sample that must be equal."""
 _ROUNDING = 1e-5
 """Relative rounding error of a computed value."""
+_LEVEL = 0.3
+"""Part of the largest value that is added to each value, because the rounding of a value near 0 depends on the others."""
 _OUTLYING = 100.0
 """A difference that exceeds the upper quartile of all differences so many times is no rounding error."""
+
+_MOST_ROUNDING = 0.1
+"""Largest relative difference that can be rounding, as in the sine of a large angle."""
 
 
 def is_same(ours: Array, theirs: Array, *, is_exact: bool) -> bool:
@@ -51,11 +55,11 @@ def differences(ours: Array, theirs: Array, *, is_exact: bool) -> Array:
         return found & ~(np.isnan(ours) & np.isnan(theirs)) if ours.dtype.kind == "f" else found
     one, other = ours.astype(np.float64), theirs.astype(np.float64)
     finite = np.isfinite(other)
-    scale = np.abs(other) + 0.1 * np.abs(other[finite]).max(initial=0.0)
+    scale = np.abs(other) + _LEVEL * np.abs(other[finite]).max(initial=0.0)
     with np.errstate(all="ignore"):
         error = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other) / scale)
     rounding = max(_ROUNDING, 4 * float(np.finfo(ours.dtype).eps))
-    limit = max(rounding, min(_OUTLYING * float(np.quantile(error, 0.75)), math.sqrt(rounding)))
+    limit = max(rounding, min(_OUTLYING * float(np.quantile(error, 0.75)), _MOST_ROUNDING))
     return ~(error <= limit)
 
 
