@@ -30,9 +30,8 @@ from penstock.inputs.meanings import meanings_of
 from penstock.offline.convert.base import Exported, FrameworkModel
 from penstock.offline.convert.detect import detect
 from penstock.offline.convert.parity.cases import Maker
-from penstock.offline.convert.parity.layouts import is_same
 from penstock.offline.convert.parity.nodes import Nodes
-from penstock.offline.convert.parity.weights import altered_weight
+from penstock.offline.convert.parity.weights import altered_weight, is_same
 from penstock.offline.convert.registry import get_converter
 from penstock.offline.convert.source import resolve
 from penstock.tensor import Array, DataType

@@ -18,6 +18,7 @@ from penstock.cli.pipelines.beside import Beside, write_beside
 from penstock.cli.views.model import certificate_lines
 from penstock.cli.views.progress import StageProgress
 from penstock.cli.views.tables import make_console
+from penstock.errors import InvalidArgument
 from penstock.offline.compress.model_files import check_target
 from penstock.offline.convert.base import UnsupportedOperators
 from penstock.offline.convert.certificate import Certificate
@@ -125,7 +126,7 @@ def convert(
 
       penstock convert pipeline.skops -o pipeline.onnx --json
     """
-    if signature == "":
+    if signature is not None and not signature:
         raise InvalidArgument("--signature is empty", "give the name of a signature, or leave it out")
     options.check_folders([output], parents)
     check_target(output, [path for path in (Path(source), sample, weights, ops) if path is not None], force)

@@ -70,8 +70,9 @@ _SHARED_WEIGHTS = "Attempt to replace the existing tensor"
 _INTEGER_OPERATORS = (b"QLinear", b"Integer", b"QAttention", b"QGemm")
 """Parts of the names of operators whose kernels multiply integers at every graph level."""
 _CRASHING = "MatmulTransposeFusion"
-"""A graph rewrite of ONNX Runtime 1.31 that ends the process at the level ``all``, if a product reads a transposed tensor and a constant
-in FP16: another rewrite removes the cast of the constant before, and leaves an edge to it."""
+"""A graph rewrite of ONNX Runtime 1.31 that ends the process at the level ``all``, if a product reads a transposed tensor and a
+constant in FP16. Both rewrites that are needed for the crash change the inputs of the product; the other one, which casts constants to
+FP32 once instead of in each run, is worth more."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _PADDED_BYTES = 64 << 20

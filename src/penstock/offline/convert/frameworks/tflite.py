@@ -96,7 +96,8 @@ class _TfLiteModel:
         exporter.write(model, target)
         shapes = {name: [None if size < 0 else size for size in _shape(one)] for name, one in self._tensors().items()}
         links = tuple(linking.links(model, shapes, request.renamed))
-        return Exported(f"tf2onnx {exporter.VERSION}", links, weights=self._weights())
+        weights, computes = self._weights()
+        return Exported(f"tf2onnx {exporter.VERSION}", links, weights=weights, computed=None if computes else ())
 
     def close(self) -> None:
         self._interpreter = None
@@ -107,13 +108,14 @@ class _TfLiteModel:
         names = [one["name"] for one in details]
         return {one["name"]: one for one in details if one["name"] and names.count(one["name"]) == 1}
 
-    def _weights(self) -> tuple[str, ...]:
-        """The names of the float tensors that no operator computes."""
-        operators = self._interpreter._get_ops_details()  # noqa: SLF001 - no public function tells which tensors are constant
+    def _weights(self) -> tuple[tuple[str, ...], bool]:
+        """The names of the float tensors that no operator computes, and whether an operator computes from constants alone."""
+        operators = self._interpreter._get_ops_details()  # noqa: SLF001 - the only way to tell the constants
         made = {int(index) for one in operators for index in one["outputs"]}
         made |= {details["index"] for details in self._inputs.values()}
+        computes = any(made.isdisjoint(map(int, one["inputs"])) for one in operators)
         known = self._tensors().items()
-        return tuple(name for name, one in known if one["index"] not in made and one["dtype"] == np.float32)
+        return tuple(name for name, one in known if one["index"] not in made and one["dtype"] == np.float32), computes
 
     def _invoke(self, inputs: Mapping[str, Array]) -> None:
         self.signature.check(inputs)

@@ -86,7 +86,9 @@ def _computed(closed: Any, known: dict[Any, tuple[Any, bool]]) -> Iterator[tuple
             if within:
                 yield from _computed(closed.replace(jaxpr=inner, consts=[]), within)
                 results = zip(equation.outvars, inner.outvars, strict=True)
-                known |= {one: within[other] for one, other in results if not isinstance(other, Literal) and other in within}
+                known |= {
+                    one: within[other] for one, other in results if not isinstance(other, Literal) and other in within
+                }
         elif variables and all(one in known for one in variables) and not name.startswith("random"):
             with contextlib.suppress(Exception):  # some primitives are not meant to run alone
                 made = _evaluated(closed, equation, variables, [known[one][0] for one in variables])
