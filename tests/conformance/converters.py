@@ -30,11 +30,23 @@ from penstock.inputs.meanings import meanings_of
 from penstock.offline.convert.base import Exported, FrameworkModel
 from penstock.offline.convert.detect import detect
 from penstock.offline.convert.parity.cases import Maker
+from penstock.offline.convert.parity.nodes import Nodes
+from penstock.offline.convert.parity.weights import altered_weight, is_same
 from penstock.offline.convert.registry import get_converter
 from penstock.offline.convert.source import resolve
 from penstock.tensor import Array, DataType
 
 _OPSET = 21
+
+
+def constant_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """All constants of the outer graph, each under the name by which operators read it."""
+    yield from proto.graph.initializer
+    for node in proto.graph.node:
+        for each in node.attribute if node.op_type == "Constant" else ():
+            if each.name == "value":
+                each.t.name = node.output[0]
+                yield each.t
 
 
 class Opened(msgspec.Struct):
@@ -171,8 +183,31 @@ class ConverterConformance:
         assert set(found) <= set(names)
         if names:
             assert found
-        for weight in exported.weights:
+        for weight in (*exported.weights, *(exported.computed or ())):
             assert list(source.values({}, [weight])) == [weight]
+
+    def test_two_exchanged_rows_of_a_weight_are_found(self, opened: Opened, source: FrameworkModel) -> None:
+        assert opened.exported is not None
+        proto = onnx.load(opened.target)
+        stored = Nodes(proto).stored
+        weights = [one for name in opened.exported.weights for one in source.values({}, [name]).values()]
+        tables = [
+            name
+            for name, ours in stored.items()
+            if ours.ndim > 1 and len(ours) > 3 and ours.dtype.kind == "f" and not np.array_equal(ours[0], ours[1])
+            if any(ours.size == one.size and is_same(ours, one, is_exact=True) for one in weights)
+        ]
+        assert altered_weight(Nodes(proto), source, opened.exported) is None
+        if not tables:
+            pytest.skip("no constant of the model is a weight with several rows")
+        for tensor in constant_tensors(proto):
+            if tensor.name == tables[0]:
+                array = onnx.numpy_helper.to_array(tensor).copy()
+                array[[0, 1]] = array[[1, 0]]
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+        found = altered_weight(Nodes(proto), source, opened.exported)
+        assert found is not None
+        assert tables[0] in found.where
 
     def test_an_unknown_free_dimension_is_refused(self, opened: Opened, source: FrameworkModel) -> None:
         options = msgspec.structs.replace(opened.zoo_model.options, dynamic={"no such input": {0: "n"}})

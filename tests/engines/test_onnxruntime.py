@@ -12,7 +12,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import models
 from conformance.engines import OnnxConformance
@@ -20,6 +20,7 @@ from penstock.artifact import Artifact, Format
 from penstock.engines.base import LoadedModel, Severity
 from penstock.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeModel, trim_arena
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, Unsupported
+from penstock.offline.apart import apart
 from penstock.tensor import DataType, TensorSpec
 
 
@@ -282,3 +283,28 @@ def test_trimming_the_arena_runs_nothing(datatype: DataType) -> None:
 
     trim_arena(Session(), model.signature.inputs)  # type: ignore[arg-type]
     assert len(ended) == 1
+
+
+def _half_product(form: str) -> onnx.ModelProto:
+    """A product in FP16 of a tensor with exchanged axes and a constant."""
+    weight = np.linspace(-1, 1, 12).reshape(3, 4)
+    constant = numpy_helper.from_array(weight.astype(np.float32 if form == "cast" else np.float16), "w")
+    nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2])]
+    if form == "cast":
+        nodes.append(helper.make_node("Cast", ["w"], ["h"], to=onnx.TensorProto.FLOAT16))
+    if form == "Constant":
+        nodes.append(helper.make_node("Constant", [], ["w"], value=constant))
+    nodes.append(helper.make_node("MatMul", ["t", "h" if form == "cast" else "w"], ["y"]))
+    shapes = {"x": [2, 5, 3], "y": [5, 2, 4]}
+    places = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", places[:1], places[1:], [] if form == "Constant" else [constant])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("form", ["initializer", "cast", "Constant"])
+def test_graph_rewrites_of_products_in_fp16_do_not_end_the_process(form: str) -> None:
+    """ONNX Runtime 1.31 segfaults while it loads such models, unless the engine switches off a rewrite."""
+    artifact = Artifact.from_bytes(_half_product(form).SerializeToString())
+    x = np.arange(30, dtype=np.float16).reshape(2, 5, 3) / 32
+    wanted = x.transpose(1, 0, 2) @ np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_allclose(apart.forward(artifact, {"x": x}, as_written=False)["y"], wanted, 1e-2, 1e-2)

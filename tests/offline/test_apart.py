@@ -7,7 +7,7 @@ import pytest
 import models
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError
-from penstock.offline.apart import Apart, forked
+from penstock.offline.apart import Apart, NotStarted, forked
 from row_graphs import parsed
 
 
@@ -98,3 +98,20 @@ def test_files_of_the_working_directory_are_not_imported(apart, tmp_path, monkey
     (tmp_path / "numpy.py").write_text("raise SystemExit('a file of the working directory was run')")
     monkeypatch.chdir(tmp_path)
     assert apart.call(operator.add, 2, 3) == 5
+
+
+def test_a_process_that_cannot_start_is_told_apart_from_a_model_that_fails(apart, tmp_path, monkeypatch):
+    (tmp_path / "msgspec.py").write_text("raise ImportError('no such library')")
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        for _ in range(2):
+            with pytest.raises(NotStarted, match="could not start: ImportError: no such library") as caught:
+                apart.forward(models.linear(), {})
+            assert "PYTHONPATH" in caught.value.hint
+    assert apart.call(operator.add, 2, 3) == 5
+
+
+def test_a_process_that_dies_while_it_starts_says_how(apart, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(NotStarted, match="could not start: it ended with status 1"):
+        apart.call(os.getpid)

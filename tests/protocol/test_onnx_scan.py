@@ -13,7 +13,13 @@ from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
 import models
-from penstock.protocol.onnx_scan import external_files, has_control_flow, has_external_data, unranked_inputs
+from penstock.protocol.onnx_scan import (
+    external_files,
+    has_control_flow,
+    has_external_data,
+    may_have_half_constants,
+    unranked_inputs,
+)
 
 _PLACES = [
     "initializer",
@@ -149,6 +155,21 @@ def test_every_external_file_is_named_once() -> None:
 def test_control_flow_is_seen() -> None:
     assert has_control_flow(models.count_to().data)
     assert not has_control_flow(models.linear().data)
+
+
+@pytest.mark.parametrize("place", _PLACES)
+def test_constants_in_fp16_are_seen_wherever_they_are(place: str) -> None:
+    for kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16):
+        model = onnx.load_model_from_string(models.linear().data)
+        _put(model, place, helper.make_tensor("half", kind, [2], bytes(4 if kind != 1 else 8), raw=True))
+        assert may_have_half_constants(model.SerializeToString()) is (kind == onnx.TensorProto.FLOAT16)
+
+
+def test_casts_to_fp16_make_constants_by_folding() -> None:
+    for kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE):
+        model = onnx.load_model_from_string(models.linear().data)
+        model.graph.node.append(helper.make_node("Cast", [model.graph.input[0].name], ["cast"], to=kind))
+        assert may_have_half_constants(model.SerializeToString()) is (kind == onnx.TensorProto.FLOAT16)
 
 
 def test_inputs_of_unknown_rank() -> None:

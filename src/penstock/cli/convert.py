@@ -18,6 +18,7 @@ from penstock.cli.pipelines.beside import Beside, write_beside
 from penstock.cli.views.model import certificate_lines
 from penstock.cli.views.progress import StageProgress
 from penstock.cli.views.tables import make_console
+from penstock.errors import InvalidArgument
 from penstock.offline.compress.model_files import check_target
 from penstock.offline.convert.base import UnsupportedOperators
 from penstock.offline.convert.certificate import Certificate
@@ -79,8 +80,9 @@ def convert(
         ),
     ] = None,
     signature: Annotated[
-        str, typer.Option(metavar="NAME", help="Signature of a SavedModel. Default: serving_default, or the first one.")
-    ] = "",
+        str | None,
+        typer.Option(metavar="NAME", help="Signature of a SavedModel. Default: serving_default, or the first one."),
+    ] = None,
     trust_pickle: Annotated[
         bool,
         typer.Option(
@@ -124,6 +126,8 @@ def convert(
 
       penstock convert pipeline.skops -o pipeline.onnx --json
     """
+    if signature is not None and not signature:
+        raise InvalidArgument("--signature is empty", "give the name of a signature, or leave it out")
     options.check_folders([output], parents)
     check_target(output, [path for path in (Path(source), sample, weights, ops) if path is not None], force)
     keywords = ConvertKeywords(
@@ -132,7 +136,7 @@ def convert(
         dynamic=dynamic or (),
         opset=opset,
         outputs=outputs or (),
-        signature=signature,
+        signature=signature or "",
         trust_pickle=trust_pickle,
         isolated=isolated,
         keep_failed=keep_failed,

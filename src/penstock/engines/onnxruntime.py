@@ -41,7 +41,12 @@ from penstock.errors import (
     Unavailable,
     Unsupported,
 )
-from penstock.protocol.onnx_scan import has_control_flow, has_external_data, unranked_inputs
+from penstock.protocol.onnx_scan import (
+    has_control_flow,
+    has_external_data,
+    may_have_half_constants,
+    unranked_inputs,
+)
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ORT_NAMES = {DataType.FP32: "float", DataType.FP64: "double", DataType.BYTES: "string"}
@@ -64,6 +69,10 @@ _GRAPH_LEVELS = {
 _SHARED_WEIGHTS = "Attempt to replace the existing tensor"
 _INTEGER_OPERATORS = (b"QLinear", b"Integer", b"QAttention", b"QGemm")
 """Parts of the names of operators whose kernels multiply integers at every graph level."""
+_CRASHING = "MatmulTransposeFusion"
+"""A graph rewrite of ONNX Runtime 1.31 that ends the process at the level ``all``, if a product reads a transposed tensor and a
+constant in FP16. Both rewrites that are needed for the crash change the inputs of the product; the other one, which casts constants to
+FP32 once instead of in each run, is worth more."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _PADDED_BYTES = 64 << 20
@@ -119,6 +128,8 @@ class OnnxRuntimeEngine(OptionsEngine):
             raise InvalidConfig(finding.message, finding.hint)
         refuse_errors(check_artifact(artifact, self.formats))
         session_options = _session_options(typed)
+        if _may_have_half_constants(artifact.data):
+            session_options.add_session_config_entry("optimization.disable_specified_optimizers", _CRASHING)
         reporting = _extensions(artifact, session_options)
         if not self._machine.has_integer_dot_product:
             # Without this option, ONNX Runtime adds pairs of products in 16 bits on this CPU, which saturates silently if weights
@@ -300,6 +311,13 @@ def _is_in_parts(data: bytes) -> bool:
         return has_external_data(data)
     except ValueError:
         return True  # ONNX Runtime's own message is more precise
+
+
+def _may_have_half_constants(data: bytes) -> bool:
+    try:
+        return may_have_half_constants(data)
+    except ValueError:
+        return False  # ONNX Runtime refuses the model
 
 
 def _missing_providers(options: OnnxRuntimeOptions) -> list[Finding]:

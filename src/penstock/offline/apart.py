@@ -15,13 +15,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
 from penstock.artifact import Artifact
 from penstock.engines.custom_ops import python_ops
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable, printable
 from penstock.offline.model_store import keep_models
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array
@@ -31,8 +32,14 @@ T = TypeVar("T")
 _KEPT_BYTES = 1 << 30
 _MAX_BYTES = 256 << 20
 _PATIENCE_S = 60.0
+_READY = b"ready"
+"""What the child process writes before it reads the first question."""
 ENDED = "the model ended its process"
 """Start of the error message if running a model ended the child process."""
+
+
+class NotStarted(Unavailable):
+    """The child process could not start, which says nothing about the model."""
 
 
 class Apart:
@@ -45,7 +52,7 @@ class Apart:
     def forward(self, artifact: Artifact, inputs: Mapping[str, Array], *, as_written: bool = True) -> dict[str, Array]:
         """Run ``artifact`` on ``inputs`` with one thread. ``as_written`` means the same as in ``loaded``.
 
-        Raises PenstockError if the model fails, ends its process, or runs longer than a minute.
+        Raises PenstockError if the model fails, ends its process, or runs longer than a minute, and NotStarted.
         """
         return self.call(_forward, artifact, dict(inputs), as_written, patience_s=_PATIENCE_S)
 
@@ -53,7 +60,7 @@ class Apart:
         """Call a function of a module in the child process, and return its result.
 
         A model with operators in Python runs in this process, which has them. Raises PenstockError if the function raises it, ends
-        its process, or runs longer than ``patience_s``.
+        its process, or runs longer than ``patience_s``, and NotStarted if the child process does not start.
         """
         if any(isinstance(one, Artifact) and python_ops(one.data) for one in arguments):
             return function(*arguments)
@@ -89,13 +96,29 @@ class Apart:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.offline.apart"],  # -P: import nothing from the working directory
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no threads before a model has some, see ``forked``
-            )
+            with tempfile.TemporaryFile() as told:
+                self._process = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "penstock.offline.apart",
+                    ],  # -P: import nothing from the working directory
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=told,
+                    env={
+                        **os.environ,
+                        "OPENBLAS_NUM_THREADS": "1",
+                    },  # no threads before a model has some, see ``forked``
+                )
+                assert self._process.stdout is not None
+                is_started = select.select([self._process.stdout], [], [], _PATIENCE_S)[0]
+                if not is_started or self._process.stdout.read(len(_READY)) != _READY:
+                    status = f"it ended with status {self._process.wait()}" if is_started else "it takes too long"
+                    self._end()
+                    told.seek(0)
+                    raise _not_started(status, told.read())
         return self._process
 
     def _end(self) -> None:
@@ -103,6 +126,14 @@ class Apart:
             with self._process as process:
                 process.kill()
             self._process = None
+
+
+def _not_started(status: str, told: bytes) -> NotStarted:
+    lines = told.decode(errors="replace").strip().splitlines()
+    return NotStarted(
+        f"the process that runs models apart could not start: {printable(lines[-1]) if lines else status}",
+        "check PYTHONPATH, in which relative paths can lead elsewhere, and the limits of memory and processes (ulimit -a)",
+    )
 
 
 apart = Apart()
@@ -187,5 +218,9 @@ def _forward(artifact: Artifact, inputs: dict[str, Array], as_written: bool) -> 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt goes to the parent, which decides
     with open(os.dup(1), "wb") as replies:
-        os.dup2(2, 1)  # what engines print is no answer
+        replies.write(_READY)
+        replies.flush()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):  # what engines print is no answer
+            os.dup2(nowhere, stream)
         serve(sys.stdin.buffer, replies)

@@ -25,6 +25,8 @@ _LEADS: dict[str, dict[int, str]] = {
 }
 _DATA_LOCATION, _EXTERNAL = 14, 1
 _EXTERNAL_DATA = 13
+_DATA_TYPE, _INTEGER, _FP16 = 2, 3, 10
+"""The fields of a tensor's type and of an attribute's number, and the number of the type FP16."""
 _KEY, _VALUE = 1, 2
 """Fields of an entry in a tensor's external data."""
 _GRAPHS = (6, 11)
@@ -65,6 +67,16 @@ def has_control_flow(model: bytes) -> bool:
     Raises ValueError if the bytes are not well-formed protobuf.
     """
     return any(message == "Attribute" and field in _GRAPHS for message, field, _ in _fields(model))
+
+
+def may_have_half_constants(model: bytes) -> bool:
+    """True if ``model`` has constants in FP16, or can get some by constant folding. Raises ValueError if the bytes are not well-formed
+    protobuf.
+
+    An operator that casts to FP16 has an attribute with the number of this type, but so may others, which only costs time.
+    """
+    casts = {("Tensor", _DATA_TYPE), ("Attribute", _INTEGER)}
+    return any((message, field) in casts and value == _FP16 for message, field, value in _fields(model))
 
 
 def unranked_inputs(model: bytes) -> frozenset[str]:

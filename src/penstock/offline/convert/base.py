@@ -99,8 +99,9 @@ class Exported(msgspec.Struct, frozen=True):
     weights: tuple[str, ...] = ()
     """Names of weights, which ``FrameworkModel.values`` gives without inputs. A tensor of the model with the name of one is this
     weight, unless a batch normalisation was folded into it."""
-    computed: tuple[str, ...] = ()
-    """Names of values that the source computes from weights alone. ``FrameworkModel.values`` gives them without inputs, too."""
+    computed: tuple[str, ...] | None = None
+    """Names of all values that the source computes from weights alone, which exporters may fold. ``FrameworkModel.values`` gives them
+    without inputs, too. Values that are only parts of weights in another order count as weights. None: unknown."""
     has_parts: bool = False
     """True if ``FrameworkModel.values`` also takes intermediate values, by their names, in place of the inputs before them."""
     python_ops: tuple[str, ...] = ()

@@ -32,12 +32,12 @@ from penstock.errors import (
     WrongResult,
     prefixed,
 )
-from penstock.offline.apart import apart
+from penstock.offline.apart import NotStarted, apart
 from penstock.offline.convert.base import ConvertOptions, Exported, FrameworkModel, InputSpec
 from penstock.offline.convert.certificate import Certificate, attach
 from penstock.offline.convert.declarations import check_declared, parse_dynamic, parse_inputs
 from penstock.offline.convert.parity.parity import certify
-from penstock.offline.convert.registry import FORMATS, SHAPELESS, get_converter
+from penstock.offline.convert.registry import FORMATS, SHAPELESS, WITH_OPS, get_converter
 from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.repairs.graphs import opset_of
 from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
@@ -252,6 +252,12 @@ def _check(source: ResolvedSource, options: ConvertOptions, output: Path | None)
         raise InvalidArgument(
             f"--signature is '{options.signature}', but '{source.name}' is no SavedModel", "leave out --signature"
         )
+    if options.ops is not None and source.format not in WITH_OPS:
+        title = FORMATS[source.format].title if source.format in FORMATS else "FrameworkModel"
+        raise InvalidArgument(
+            f"--ops is '{options.ops}', but '{source.name}' is of the kind {title}, whose operators cannot be defined",
+            f"leave out --ops; only these formats take it: {', '.join(sorted(WITH_OPS))}",
+        )
     for spec in options.inputs:
         array = options.sample.get(spec.name)
         if array is not None and spec.shape is not None and array.ndim != len(spec.shape):
@@ -349,6 +355,8 @@ def _valid(path: Path, exported: Exported) -> tuple[Artifact, tuple[str, ...]]:
         artifact, warnings = repair(Artifact.from_file(path))
         read_proto(artifact)
         apart.call(signature_of, artifact)
+    except NotStarted:
+        raise
     except PenstockError as error:
         raise WrongResult(
             f"{exported.exporter} wrote an invalid model: {error.message}", "try another --opset, or a newer exporter"

@@ -96,6 +96,10 @@ FORMATS = {
 
 SHAPELESS = frozenset({"torch", "torchscript", "torch_pickle", "state_dict", "jax"})
 """Formats of sources that do not contain the shapes of their inputs."""
+WITH_OPS = frozenset(
+    name for name, entry in FORMATS.items() if entry.framework in ("torch", "huggingface", "tensorflow", "onnx")
+)
+"""Formats whose operators ``ConvertOptions.ops`` can define."""
 
 
 def get_converter(format: str) -> Converter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,14 +22,16 @@ SPARSE = np.where(_RNG.random((8, 6)) < 0.8, 0, WEIGHT).astype(np.float32)
 FACTORS = np.linspace(0.5, 2.0, 8, dtype=np.float32)[:, None]
 
 
-def found(theirs: Mapping[str, Array], ours: Mapping[str, Array]) -> str:
+def found(theirs: Mapping[str, Array], ours: Mapping[str, Array], computed: tuple[str, ...] | None = None) -> str:
     """The name of the source's weight that is altered in a model with the constants ``ours``."""
     models = []
     for constants in (theirs, ours):
         models.append(parsed("g (float[N,6] x) => (float[N,6] y) { y = Abs(x) }"))
         models[-1].graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())
     divergence = altered_weight(
-        Nodes(models[1]), OnnxSource(artifact(models[0]), models[0]), Exported("", weights=tuple(theirs))
+        Nodes(models[1]),
+        OnnxSource(artifact(models[0]), models[0]),
+        Exported("", weights=tuple(name for name in theirs if name not in (computed or ())), computed=computed),
     )
     return divergence.source if divergence else ""
 
@@ -136,3 +139,61 @@ def test_a_batch_normalisation_folded_into_a_grouped_transposed_convolution(grou
 
 def test_a_source_without_weights() -> None:
     assert not found({}, {"val_1": WEIGHT})
+
+
+def exchanged(array: Array) -> Array:
+    changed = array.copy()
+    changed[[0, 5]] = changed[[5, 0]]
+    return changed
+
+
+def with_another_row(array: Array) -> Array:
+    changed = array.copy()
+    changed[6] = changed[6] + 1
+    return changed
+
+
+CHANGES = [one_changed, exchanged, with_another_row]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("layout", [np.copy, np.transpose, lambda array: array.reshape(2, 4, 6).transpose(2, 0, 1)])
+def test_a_wrong_row_is_found_if_all_computed_values_are_known(
+    change: Callable[[Array], Array], layout: Callable[[Array], Array]
+) -> None:
+    weights = {"layer.weight": WEIGHT.reshape(2, 4, 6) if layout(WEIGHT).ndim == 3 else WEIGHT}
+    assert not found(weights, {"val_1": np.ascontiguousarray(layout(WEIGHT))}, ())
+    assert found(weights, {"val_1": np.ascontiguousarray(layout(change(WEIGHT)))}, ()) == "layer.weight"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_a_wrong_row_of_a_folded_constant_is_found(change: Callable[[Array], Array], kind: Any) -> None:
+    """Folding may round otherwise than the source."""
+    folded = (WEIGHT.astype(np.float64) * FACTORS).astype(kind)
+    source, rounded = {"weight": WEIGHT, "mul": folded}, folded * kind(1 + 3e-7)
+    for name in ("mul", "val_1"):
+        assert not found(source, {name: rounded}, ("mul",))
+        assert found(source, {name: change(rounded)}, ("mul",)) == "mul"
+
+
+def test_a_table_whose_rounding_grows_along_its_rows_is_not_altered() -> None:
+    angles = np.arange(4096, dtype=np.float32)[:, None] * np.geomspace(1, 1e-3, 8, dtype=np.float32)
+    table, other = np.cos(angles), np.cos(angles * np.float32(1 + 1e-7))
+    assert np.abs(table - other).max() > 1e-5
+    assert not found({"weight": WEIGHT, "cos": table}, {"cos": other}, ("cos",))
+    other[4000] = other[0]
+    assert found({"weight": WEIGHT, "cos": table}, {"cos": other}, ("cos",)) == "cos"
+
+
+def test_constants_of_nodes_are_compared() -> None:
+    models = [parsed("g (float[N,6] x) => (float[N,6] y) { y = Abs(x) }") for _ in range(2)]
+    models[0].graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT, "weight"))
+    for change, wanted in ((np.copy, False), (exchanged, True)):
+        value = onnx.numpy_helper.from_array(change(WEIGHT))
+        models[1].graph.node.insert(0, onnx.helper.make_node("Constant", [], ["val_1"], value=value))
+        exported = Exported("", weights=("weight",), computed=())
+        assert (
+            altered_weight(Nodes(models[1]), OnnxSource(artifact(models[0]), models[0]), exported) is not None
+        ) is wanted
+        del models[1].graph.node[0]

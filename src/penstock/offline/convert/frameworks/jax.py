@@ -26,7 +26,7 @@ from jax2onnx import to_onnx
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, Unsupported, WrongResult
 from penstock.offline.convert.base import RANDOM, Axis, ConvertOptions, Exported, InputSpec, UnsupportedOperators
 from penstock.offline.convert.declarations import chosen_outputs, declared_input
-from penstock.offline.convert.jax.trace import JaxTrace, failed_operator, missing_operators
+from penstock.offline.convert.jax.trace import JaxTrace, failed_operator, fixed, missing_operators
 from penstock.offline.convert.quiet import quiet
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
@@ -75,6 +75,7 @@ class JaxModel:
             )
         self._function = function
         self._trace: JaxTrace | None = None
+        self._fixed: Mapping[str, Array] = {}
         outputs = self._outputs()
         self._names = [one.name for one in outputs]
         kept = chosen_outputs(options, self._names)
@@ -104,8 +105,9 @@ class JaxModel:
         return {name: np.asarray(one) for name, one in zip(self._names, found, strict=True) if name in kept}
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        if self._trace is None:
-            return {}
+        found = {name: self._fixed[name] for name in names if name in self._fixed}
+        if self._trace is None or not inputs:
+            return found
         with jax.enable_x64(self._double):
             return self._trace.values([inputs[spec.name] for spec in self._specs], names)
 
@@ -126,10 +128,14 @@ class JaxModel:
             self._trace = JaxTrace(self._flat, symbolic, calls, best.proto) if best.way == "patched" else None
         onnx.save(best.proto, target)
         links = self._trace.links if self._trace else ()
-        return Exported(f"jax2onnx {version('jax2onnx')} {best.way}", links, best.random)
+        with jax.enable_x64(self._double):
+            weights, computed = fixed(jax.make_jaxpr(self._flat)(*self._arrays(2)))
+        self._fixed = weights | computed
+        way = f"jax2onnx {version('jax2onnx')} {best.way}"
+        return Exported(way, links, best.random, weights=tuple(weights), computed=tuple(computed))
 
     def close(self) -> None:
-        self._trace = None
+        self._trace, self._fixed = None, {}
         self._compiled.clear_cache()
 
     def _flat(self, *arrays: Any) -> list[Any]:
@@ -302,6 +308,9 @@ def _is_close(proto: onnx.ModelProto, sample: Mapping[str, Array], expected: Map
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS
+    options.graph_optimization_level = (
+        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    )  # some end the process, in FP16
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     taken = {one.name: sample[one.name] for one in session.get_inputs()}
     for (name, want), got in zip(expected.items(), session.run(list(expected), taken), strict=True):

@@ -94,14 +94,19 @@ class PaddleModel:
         for one in fetches:  # the executor adds its own, and cannot run a program with two groups of them
             block.remove_op(one)
         self._values, self._where = _named(block.ops)
+        scope = paddle.static.global_scope()
+        stored = [str(one.attrs()["parameter_name"]) for one in operators if one.name() == "builtin.parameter"]
+        self._weights = {name: scope.find_var(name) for name in stored if scope.find_var(name) is not None}
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.signature.check(inputs)
         return dict(zip(self.signature.output_names, self._run(inputs, self._fetched), strict=True))
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        found = {name: np.asarray(self._weights[name].get_tensor()) for name in names if name in self._weights}
         known = [name for name in names if name in self._values]
-        return dict(zip(known, self._run(inputs, [self._values[name] for name in known]), strict=True)) if known else {}
+        values = self._run(inputs, [self._values[name] for name in known]) if known and inputs else []
+        return found | dict(zip(known, values, strict=False))
 
     def export(self, target: Path, opset: int) -> Exported:
         weights = self._path.with_suffix(".pdiparams")
@@ -111,7 +116,8 @@ class PaddleModel:
             self._explain(done.stdout + done.stderr, done.returncode)
         made = {name for node in onnx.load(target, load_external_data=False).graph.node for name in node.output}
         links = tuple(TensorLink(name, name, where) for name, where in self._where.items() if name in made)
-        return Exported(f"paddle2onnx {paddle2onnx.__version__}", links)
+        # Without an optimising tool, paddle2onnx folds nothing.
+        return Exported(f"paddle2onnx {paddle2onnx.__version__}", links, weights=tuple(self._weights), computed=())
 
     def close(self) -> None:
         self._executor.close()

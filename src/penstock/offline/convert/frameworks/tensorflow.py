@@ -20,7 +20,7 @@ from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, Penstoc
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, TensorLink
 from penstock.offline.convert.declarations import chosen_outputs, free_axes
 from penstock.offline.convert.repairs.graphs import called_python_ops
-from penstock.offline.convert.tensorflow import exporter, keras, sources
+from penstock.offline.convert.tensorflow import constants, exporter, keras, sources
 from penstock.offline.convert.tensorflow import links as linking
 from penstock.tensor import Array, Signature, TensorSpec
 
@@ -80,6 +80,7 @@ class _TensorFlowModel:
         )
         self.axes: Mapping[str, tuple[Axis, ...]] = free_axes(self.signature.inputs, options)
         self._graph: Any = None
+        self._session: Any = None
         self._renamed: dict[str, str] = {}
         self._tables: Any = None
 
@@ -99,14 +100,9 @@ class _TensorFlowModel:
         self._freeze()
         wanted = {source: linking.unlinked(source)[0] for source in names}
         found: dict[str, Array] = {}
-        with tf.Graph().as_default() as graph:
-            tf.import_graph_def(self._graph, name="")
-            feeds = {old: inputs[new] for old, new in self._renamed.items() if new in inputs}
-            with (
-                tf.compat.v1.Session(graph=graph, config=_PLAIN) as session,
-                contextlib.suppress(tf.errors.OpError, KeyError),
-            ):
-                found = session.run(wanted, feeds)
+        feeds = {old: inputs[new] for old, new in self._renamed.items() if new in inputs}
+        with contextlib.suppress(tf.errors.OpError, KeyError):
+            found = self._session.run(wanted, feeds)
         return {source: linking.relaid(value, source) for source, value in found.items()}
 
     def export(self, target: Path, opset: int) -> Exported:
@@ -132,14 +128,25 @@ class _TensorFlowModel:
                 "output_names": names[count:],
                 "initialized_tables": self._tables,
             }
+            weights, computed = constants.fixed(graph)
             request = exporter.Request(self._renamed, self.signature, self.axes, arguments)
             model = exporter.converted(request, opset)
         exporter.write(model, target)
         links: tuple[TensorLink, ...] = tuple(linking.links(model, shapes, self._renamed))
-        return Exported(f"tf2onnx {exporter.VERSION}", links, random, python_ops=called_python_ops(model))
+        return Exported(
+            f"tf2onnx {exporter.VERSION}",
+            links,
+            random,
+            weights=weights,
+            computed=computed,
+            python_ops=called_python_ops(model),
+        )
 
     def close(self) -> None:
         self._concrete = self._graph = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def _trace(self) -> tuple[Any, list[str]]:
         """The concrete function and the names of its outputs. Each output is a tensor of its own, even if it is an input."""
@@ -184,6 +191,9 @@ class _TensorFlowModel:
         with exporter.Trouble():
             self._graph, self._tables = tf_loader.from_trackable(self._function.owner, concrete, *ours, False)
         self._renamed = dict(zip(ours[0] + ours[1], [spec.name for spec in self._specs] + outputs, strict=True))
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(self._graph, name="")
+        self._session = tf.compat.v1.Session(graph=graph, config=_PLAIN)
 
 
 def _function(source: Any, options: ConvertOptions) -> sources.TensorFlowFunction:

@@ -71,7 +71,8 @@ class _TfLiteModel:
         return {name: self._interpreter.get_tensor(details["index"]) for name, details in self._outputs.items()}
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        self._invoke(inputs)
+        if inputs:
+            self._invoke(inputs)
         known = self._tensors()
         found: dict[str, Array] = {}
         for source in names:
@@ -94,7 +95,9 @@ class _TfLiteModel:
         model = exporter.converted(request, opset)
         exporter.write(model, target)
         shapes = {name: [None if size < 0 else size for size in _shape(one)] for name, one in self._tensors().items()}
-        return Exported(f"tf2onnx {exporter.VERSION}", tuple(linking.links(model, shapes, request.renamed)))
+        links = tuple(linking.links(model, shapes, request.renamed))
+        weights, computes = self._weights()
+        return Exported(f"tf2onnx {exporter.VERSION}", links, weights=weights, computed=None if computes else ())
 
     def close(self) -> None:
         self._interpreter = None
@@ -104,6 +107,15 @@ class _TfLiteModel:
         details = self._interpreter.get_tensor_details()
         names = [one["name"] for one in details]
         return {one["name"]: one for one in details if one["name"] and names.count(one["name"]) == 1}
+
+    def _weights(self) -> tuple[tuple[str, ...], bool]:
+        """The names of the float tensors that no operator computes, and whether an operator computes from constants alone."""
+        operators = self._interpreter._get_ops_details()  # noqa: SLF001 - the only way to tell the constants
+        made = {int(index) for one in operators for index in one["outputs"]}
+        made |= {details["index"] for details in self._inputs.values()}
+        computes = any(made.isdisjoint(map(int, one["inputs"])) for one in operators)
+        known = self._tensors().items()
+        return tuple(name for name, one in known if one["index"] not in made and one["dtype"] == np.float32), computes
 
     def _invoke(self, inputs: Mapping[str, Array]) -> None:
         self.signature.check(inputs)

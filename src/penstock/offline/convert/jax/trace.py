@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ import flax
 import jax
 import jax2onnx
 import jaxlib
+import numpy as np
 import onnx
 from jax.extend.core import Literal, jaxpr_as_fun, jaxprs_in_params
 from jax2onnx.converter.conversion_api import _activate_plugin_worlds
@@ -28,6 +30,12 @@ _LIBRARIES = (
 """Folders whose code is not the user's."""
 _UNLINKED = {"broadcast_in_dim", "jit", "pjit", "closed_call"}
 _PATCHED = {"jax.numpy": jax.numpy, "jax.nn": jax.nn}
+
+
+_MOVING = frozenset({"concatenate", "copy", "expand_dims", "reshape", "slice", "split", "squeeze", "transpose"})
+"""Primitives that give values of their operands unchanged."""
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call"})
+"""Primitives that only call a function."""
 
 
 class JaxTrace:
@@ -53,6 +61,40 @@ class JaxTrace:
             for name, eqn, value in _run(closed, inputs)
             if name in names and counts[eqn.primitive] == self._counts[eqn.primitive]
         }
+
+
+def fixed(closed: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The values in a trace that depend on no input: constants and parts of them, and values that are computed."""
+    known = {one: (value, True) for one, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+    found: tuple[dict[str, Array], dict[str, Array]] = {}, {}
+    for number, (value, is_stored) in enumerate([*known.values(), *_computed(closed, known)]):
+        array = np.asarray(value)
+        if array.size > 1 and array.dtype.kind == "f":
+            found[not is_stored][f"constant {number}"] = array
+    return found
+
+
+def _computed(closed: Any, known: dict[Any, tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
+    """The values of the equations all of whose operands are known, also those of called functions, and whether they are only moved."""
+    for equation in closed.jaxpr.eqns:
+        name = equation.primitive.name
+        variables = list(dict.fromkeys(one for one in equation.invars if not isinstance(one, Literal)))
+        inner = next(jaxprs_in_params(equation.params), None) if name in _CALLS else None
+        if inner is not None and len(inner.invars) == len(equation.invars):
+            pairs = zip(inner.invars, equation.invars, strict=True)
+            within = {one: known[other] for one, other in pairs if not isinstance(other, Literal) and other in known}
+            if within:
+                yield from _computed(closed.replace(jaxpr=inner, consts=[]), within)
+                results = zip(equation.outvars, inner.outvars, strict=True)
+                known |= {
+                    one: within[other] for one, other in results if not isinstance(other, Literal) and other in within
+                }
+        elif variables and all(one in known for one in variables) and not name.startswith("random"):
+            with contextlib.suppress(Exception):  # some primitives are not meant to run alone
+                made = _evaluated(closed, equation, variables, [known[one][0] for one in variables])
+                is_stored = name in _MOVING and all(known[one][1] for one in variables)
+                known |= {one: (value, is_stored) for one, value in zip(equation.outvars, made, strict=True)}
+                yield from ((value, is_stored) for value in made)
 
 
 def missing_operators(closed: Any) -> list[UnsupportedOperator]:

@@ -111,6 +111,18 @@ class Nodes:
         self._bodies: dict[int, Bodies] = {}
 
     @cached_property
+    def stored(self) -> Values:
+        """All constants of the outer graph, also those of Constant nodes."""
+        made = {
+            node.output[0]: array_of(each.t)
+            for node in self.proto.graph.node
+            if node.op_type == "Constant"
+            for each in node.attribute
+            if each.name == "value"
+        }
+        return self.constants | made
+
+    @cached_property
     def is_narrow(self) -> bool:
         """True if a node computes a tensor of FP16 or BF16."""
         outside = {*self.inputs, *self.constants}

@@ -1,17 +1,21 @@
-"""Finds weights of an ONNX model that are almost those of its source. Sums of many products hide a wrong one.
+"""Finds constants of an ONNX model that are almost those of its source.
 
-A weight of the source may have another layout or type in the model, or be folded into another one. So a tensor of the model counts as
-altered only in two cases:
+Sums of many products hide a wrong value, and calls read only some rows of a table.
 
-1. It has the name and the shape of a weight, but not the values. A folded batch normalisation, which keeps the name, multiplies rows
-   and changes biases.
-2. It equals no weight, but at least half of the values of one, and the others differ by at most 1 %. Values that the source itself
-   computes from weights, such as those of a weight normalisation, are no such tensors.
+The source gives its weights, and the values that it computes from weights alone, which exporters fold into constants. A constant of
+the model is explained if it equals one of them, in any order of the axes: exactly a weight, and up to rounding a computed value. A
+constant that is not explained is altered in these cases:
+
+1. It has the name and the shape of a weight. A folded batch normalisation, which keeps the name, multiplies rows and changes biases.
+2. It equals at least half of a weight, in some order of the axes. If the computed values are unknown, the other values must also
+   differ by at most 1 %, because the exporter may have computed them.
+3. It equals at least three quarters of a computed value, up to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -24,32 +28,66 @@ from penstock.tensor import Array
 _LEAST_VALUES = 4
 """Smallest number of different equal values that cannot be equal by chance."""
 _NEAR = 0.01
-_FOLDED = 1e-5
-"""Relative rounding error of a factor of a row."""
-_STATISTIC = "running_var"
-"""Part of the name of a weight of batch normalisations."""
+_STATISTICS = ("running_var", "moving_variance", "FusedBatchNorm", "batch_norm")
+"""Parts of the names of weights of batch normalisations."""
+_ASKED = 16
+"""Number of values that the source is asked for at once."""
+
+_MOST_AXES = 5
+_SAMPLE = 256
+"""Number of values that show whether an order of the axes is the right one."""
+_PLAUSIBLE = 0.25
+"""Least part of the sample that must be equal."""
+_ROUNDING = 1e-5
+"""Relative rounding error of a computed value."""
+_LEVEL = 0.3
+"""Part of the largest value that is added to each value, because the rounding of a value near 0 depends on the others."""
+_OUTLYING = 100.0
+"""A difference that exceeds the upper quartile of all differences so many times is no rounding error."""
+
+_MOST_ROUNDING = 0.1
+"""Largest relative difference that can be rounding, as in the sine of a large angle."""
 
 
 def altered_weight(nodes: Nodes, source: FrameworkModel, exported: Exported) -> Divergence | None:
-    """The first tensor of the model that is an altered weight."""
-    names = exported.weights
-    left = {name: array for name, array in nodes.constants.items() if array.dtype.kind in "fiub" and array.size > 1}
-    prints = {name: _fingerprint(array) for name, array in left.items()} if names else {}
-    for weight in names if left else ():
-        for array in source.values({}, [weight]).values():
-            seen = _fingerprint(array)
-            left = {name: one for name, one in left.items() if prints[name] != seen}
-    sizes = {array.size for array in left.values()}
-    may_fold = any(_STATISTIC in name for name in names)
-    for weight in names if left else ():
-        for array in source.values({}, [weight]).values():
-            for name, ours in left.items() if array.size in sizes else ():
-                groups = _groups(nodes, name) if may_fold else ()
-                if ours.dtype != array.dtype or not _is_altered(ours, array, is_named=name == weight, groups=groups):
-                    continue
-                if name == weight or not _is_computed(ours, source, exported.computed):
-                    return _divergence(nodes, name, weight, ours, array)
+    """The first constant of the model that is altered."""
+    if not exported.weights:
+        return None
+    left = {name: array for name, array in nodes.stored.items() if array.dtype.kind in "fiub" and array.size > 1}
+    for name, theirs, is_exact in _values(source, exported):
+        same = [one for one, ours in left.items() if ours.size == theirs.size and ours.dtype == theirs.dtype]
+        # Prefer the constant with the same name: another one can only be equal by chance, as tables of ones are.
+        for one in same:
+            if is_same(left[one], theirs, is_exact=is_exact) and not _is_moved(left[one], theirs, is_named=one == name):
+                del left[one]
+    kinds = {(array.size, array.dtype) for array in left.values()}
+    may_fold = any(part in name for name in exported.weights for part in _STATISTICS)
+    limit = _NEAR if exported.computed is None else np.inf
+    for name, theirs, is_exact in _values(source, exported) if left else ():
+        for one, ours in left.items() if (theirs.size, theirs.dtype) in kinds else ():
+            if ours.size != theirs.size or ours.dtype != theirs.dtype:
+                continue
+            if is_exact and one == name and ours.shape == theirs.shape:
+                groups = _groups(nodes, one) if may_fold else ()
+                if not (ours.dtype.kind == "f" and any(is_folded(ours, theirs, each) for each in groups)):
+                    return _divergence(nodes, one, name, ours, theirs)
+            elif ours.dtype.kind == "f" and _is_near(ours, theirs, limit, is_exact=is_exact):
+                return _divergence(nodes, one, name, ours, theirs)
     return None
+
+
+def _values(source: FrameworkModel, exported: Exported) -> Iterator[tuple[str, Array, bool]]:
+    """The weights and the computed values; true for the weights, which must be equal exactly."""
+    for names, is_exact in ((exported.weights, True), (exported.computed or (), False)):
+        for start in range(0, len(names), _ASKED):
+            for name, array in source.values({}, names[start : start + _ASKED]).items():
+                if array.size > 1:
+                    yield name, array, is_exact
+
+
+def _is_moved(ours: Array, theirs: Array, *, is_named: bool) -> bool:
+    """True if the constant has the name and the shape of the weight, but its axes in another order."""
+    return is_named and ours.shape == theirs.shape and not is_same(ours.reshape(-1), theirs.reshape(-1), is_exact=False)
 
 
 def _groups(nodes: Nodes, name: str) -> tuple[int, ...]:
@@ -58,48 +96,74 @@ def _groups(nodes: Nodes, name: str) -> tuple[int, ...]:
     return (1, *(one.i for node in readers for one in node.attribute if one.name == "group" and one.i > 1))
 
 
-def _is_computed(ours: Array, source: FrameworkModel, computed: Sequence[str]) -> bool:
-    """True if the source computes these values, in any order, up to rounding."""
-    for name in computed:
-        for array in source.values({}, [name]).values():
-            if array.size == ours.size and array.dtype == ours.dtype:
-                one, other = np.sort(ours, None).astype(float), np.sort(array, None).astype(float)
-                if np.allclose(one, other, rtol=_FOLDED, atol=_FOLDED**2, equal_nan=True):
-                    return True
+def _is_near(ours: Array, theirs: Array, limit: float, *, is_exact: bool) -> bool:
+    """True if most values are equal, and the others differ by at most ``limit``, relative to the weight's."""
+    flat = ours.reshape(-1)
+    for laid in layouts(theirs, flat):
+        differs = differences(flat, laid, is_exact=is_exact)
+        count, same = np.count_nonzero(differs), flat[~differs & (flat != 0)]
+        if not 0 < count <= (same.size if is_exact else flat.size // 4) or np.unique(same).size < _LEAST_VALUES:
+            continue
+        change = np.abs(flat[differs].astype(np.float64) - laid[differs])
+        if limit == np.inf or not is_exact or bool((change <= limit * np.abs(laid[differs])).all()):
+            return True
     return False
 
 
-def _fingerprint(array: Array) -> tuple[object, ...]:
-    """Equal for two arrays that have the same values in any order."""
-    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(np.uint64)
-    return array.dtype.name, array.size, int(bits.sum()), int((bits * bits).sum())
+def _divergence(nodes: Nodes, name: str, weight: str, ours: Array, theirs: Array) -> Divergence:
+    readers: Sequence[str] = [nodes.label(index) for index, reads in enumerate(nodes.reads) if name in reads]
+    laid = theirs.reshape(ours.shape) if ours.shape == theirs.shape else None
+    one, other = (ours, laid) if laid is not None else (np.sort(ours, None), np.sort(theirs, None))
+    error = np.abs(one.astype(np.float64) - other).max()
+    return Divergence(
+        node=", ".join(readers) or name,
+        source=weight,
+        error=float(error / (np.abs(theirs).max() or 1.0)),
+        where=f"the weight '{name}' has other values",
+        expected=statistics(theirs),
+        found=statistics(ours),
+    )
 
 
-def _is_altered(ours: Array, theirs: Array, *, is_named: bool, groups: Sequence[int]) -> bool:
-    """``groups`` are empty if no batch normalisation can have been folded."""
-    if is_named and ours.shape == theirs.shape:
-        is_folded = ours.dtype.kind == "f" and any(_is_folded(ours, theirs, one) for one in groups)
-        return not np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f") and not is_folded
-    return ours.dtype.kind == "f" and any(_is_near(ours, one) for one in _layouts(theirs, ours.shape))
-
-
-def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    if array.size == np.prod(shape):
-        yield array.reshape(shape)
-        if array.T.shape == shape:
-            yield array.T
-
-
-def _is_near(ours: Array, theirs: Array) -> bool:
-    differs = ours != theirs
-    same = ours[~differs & (ours != 0)]
-    if not 0 < np.count_nonzero(differs) <= same.size or np.unique(same).size < _LEAST_VALUES:
+def is_same(ours: Array, theirs: Array, *, is_exact: bool) -> bool:
+    """True if the arrays have the same values in some order of the axes. Unless ``is_exact``, rounding may differ."""
+    flat = ours.reshape(-1)
+    if is_exact and _fingerprint(ours) != _fingerprint(theirs):
         return False
-    change = np.abs(ours[differs].astype(np.float64) - theirs[differs])
-    return bool((change <= _NEAR * np.abs(theirs[differs])).all())
+    return any(not differences(flat, laid, is_exact=is_exact).any() for laid in layouts(theirs, flat))
 
 
-def _is_folded(ours: Array, theirs: Array, groups: int) -> bool:
+def layouts(array: Array, flat: Array) -> Iterator[Array]:
+    """``array`` as a vector, in the orders of its axes in which it is similar to ``flat``."""
+    if array.size != flat.size:
+        return
+    squeezed = array.squeeze()
+    axes = range(squeezed.ndim)
+    places = np.linspace(0, flat.size - 1, min(_SAMPLE, flat.size)).astype(np.int64)
+    ours = flat[places]
+    for order in permutations(axes) if squeezed.ndim <= _MOST_AXES else (tuple(axes),):
+        turned = squeezed.transpose(order)
+        theirs = turned[np.unravel_index(places, turned.shape)] if turned.ndim else turned.reshape(-1)
+        if np.count_nonzero(~differences(ours, theirs, is_exact=False)) >= _PLAUSIBLE * len(places):
+            yield turned.reshape(-1)
+
+
+def differences(ours: Array, theirs: Array, *, is_exact: bool) -> Array:
+    """Which values differ. Unless ``is_exact``, by more than rounding."""
+    if is_exact or ours.dtype.kind != "f":
+        found: Array = ours != theirs
+        return found & ~(np.isnan(ours) & np.isnan(theirs)) if ours.dtype.kind == "f" else found
+    one, other = ours.astype(np.float64), theirs.astype(np.float64)
+    finite = np.isfinite(other)
+    scale = np.abs(other) + _LEVEL * np.abs(other[finite]).max(initial=0.0)
+    with np.errstate(all="ignore"):
+        error = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other) / scale)
+    rounding = max(_ROUNDING, 4 * float(np.finfo(ours.dtype).eps))
+    limit = max(rounding, min(_OUTLYING * float(np.quantile(error, 0.75)), _MOST_ROUNDING))
+    return ~(error <= limit)
+
+
+def is_folded(ours: Array, theirs: Array, groups: int) -> bool:
     """True if each row or each column is a multiple of the weight's, or if the weight is a bias, which becomes any other one.
 
     A transposed convolution has a column of its own for each group of rows.
@@ -109,19 +173,12 @@ def _is_folded(ours: Array, theirs: Array, groups: int) -> bool:
     for axis in range(2 if ours.ndim > 1 else 0):
         one, other = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).astype(float) for each in (ours, theirs))
         factors = (one * other).sum(1, keepdims=True) / np.maximum((other * other).sum(1, keepdims=True), 1e-300)
-        if np.allclose(one, factors * other, rtol=_FOLDED, atol=_FOLDED * np.abs(one).max()):
+        if np.allclose(one, factors * other, rtol=_ROUNDING, atol=_ROUNDING * np.abs(one).max()):
             return True
     return ours.ndim == 1
 
 
-def _divergence(nodes: Nodes, name: str, weight: str, ours: Array, theirs: Array) -> Divergence:
-    readers = [nodes.label(index) for index, reads in enumerate(nodes.reads) if name in reads]
-    error = np.abs(np.sort(ours, None).astype(np.float64) - np.sort(theirs, None)).max()
-    return Divergence(
-        node=", ".join(readers) or name,
-        source=weight,
-        error=float(error / (np.abs(theirs).max() or 1.0)),
-        where=f"the weight '{name}' has other values",
-        expected=statistics(theirs),
-        found=statistics(ours),
-    )
+def _fingerprint(array: Array) -> tuple[int, int]:
+    """Equal for two arrays of one type that have the same values in any order."""
+    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(np.uint64)
+    return int(bits.sum()), int((bits * bits).sum())

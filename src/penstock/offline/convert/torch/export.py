@@ -28,7 +28,7 @@ from penstock.artifact import Artifact
 from penstock.engines.custom_ops import TENSORFLOW, CustomOp, OperatorFailed
 from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, PenstockError, Unsupported, WrongResult
-from penstock.offline.apart import apart
+from penstock.offline.apart import NotStarted, apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch import attention, links
@@ -94,7 +94,7 @@ def export(job: ExportJob, target: Path, opset: int) -> _Made:
     for name, way in _ways(job, opset):
         try:
             return _tried(job, target, opset, name, way, failures)
-        except (MemoryError, WrongDefinition, OperatorFailed):
+        except (MemoryError, WrongDefinition, OperatorFailed, NotStarted):
             raise
         except Exception as error:  # noqa: BLE001 - exporters raise anything; the diagnosis reports it
             failures.append(ExportFailure(name, error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,11 @@ Values = Callable[[Sequence[torch.Tensor], frozenset[str]], dict[str, torch.Tens
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+(?:\n\s+(?!File)(.*))?')
 FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 """Folders whose code is not the user's."""
+_MOVING = frozenset(
+    {operator.getitem, torch.ops.aten.clone.default, torch.ops.aten.cat.default, torch.ops.aten.stack.default}
+    | {torch.ops.aten.split_with_sizes.default, torch.ops.aten.split.Tensor, torch.ops.aten.chunk.default}
+)
+"""Operators that move values, beside those that return views."""
 _FOLDERS = re.compile(r'(File ")[^"]*[/\\]')
 _TRACE = "pkg.torch.onnx.stack_trace"
 
@@ -64,16 +70,20 @@ class ProgramValues:
         watcher.run(*_placeholders(self._program, tensors))
         return watcher.found
 
-    def computed(self) -> tuple[str, ...]:
-        """The names of the tensors that depend on no input."""
-        fixed = {spec.arg.name for spec in self._program.graph_signature.input_specs if _is_stored(spec)}
-        names = []
+    def fixed(self) -> tuple[list[str], list[str]]:
+        """The names of the tensors that depend on no input: those that only move the values of weights, and those that compute."""
+        moved = {spec.arg.name for spec in self._program.graph_signature.input_specs if _is_stored(spec)}
+        known, found = set(moved), (list[str](), list[str]())
         for node in self._program.graph.nodes:
             inputs = {one.name for one in node.all_input_nodes}
-            if node.op == "call_function" and inputs and inputs <= fixed:
-                fixed.add(node.name)
-                names += [node.name] if _is_tensor(node) else []
-        return tuple(names)
+            if node.op == "call_function" and inputs <= known and not _draws(node):
+                known.add(node.name)
+                is_moved = bool(inputs) and inputs <= moved and _moves(node)
+                if is_moved:
+                    moved.add(node.name)
+                if _is_tensor(node):
+                    found[not is_moved].append(node.name)
+        return found
 
     def part(
         self, tensors: Sequence[torch.Tensor | None], given: Mapping[str, torch.Tensor], names: Sequence[str]
@@ -204,6 +214,15 @@ def _is_tensor(node: fx.Node) -> bool:
     value = node.meta.get("val")
     is_real = isinstance(value, torch.Tensor) and not value.is_complex()
     return node.op == "call_function" and is_real and not is_masked_attention(node)
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _moves(node: fx.Node) -> bool:
+    """True if ``node`` gives values of its inputs unchanged."""
+    return node.target in _MOVING or getattr(node.target, "is_view", False)
 
 
 def _scope(name: str) -> str:

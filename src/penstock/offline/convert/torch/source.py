@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from penstock.offline.convert.torch.export import ExportJob, export
 from penstock.offline.convert.torch.links import ProgramValues, Values
 from penstock.offline.convert.torch.state import Buffers
 from penstock.tensor import Array, Signature, TensorSpec
+
+_MISSING_OPERATOR = re.compile(r"'_OpNamespace' '(\w+)' object has no attribute '(\w+)'")
 
 
 class TorchSource:
@@ -62,8 +65,10 @@ class TorchSource:
     def export(self, target: Path, opset: int) -> Exported:
         exported, self._values = export(self._job, target, opset)
         weights = tuple(self._weights())
-        computed = self._values.computed() if isinstance(self._values, ProgramValues) else ()
-        return msgspec.structs.replace(exported, weights=weights, computed=computed)
+        if not isinstance(self._values, ProgramValues):
+            return msgspec.structs.replace(exported, weights=weights)
+        moved, computed = self._values.fixed()
+        return msgspec.structs.replace(exported, weights=(*weights, *moved), computed=tuple(computed))
 
     def close(self) -> None:
         self._release()
@@ -219,6 +224,12 @@ def _accepted(
         except PenstockError as error:
             first = first or error
     assert first is not None
+    if missing := _MISSING_OPERATOR.search(first.message):
+        raise InvalidArgument(
+            f"the module calls '{missing[1]}::{missing[2]}', but torch has no such operator",
+            "define it with torch.library.custom_op, or import the library that does, in the module's file or in the file of --ops; "
+            "penstock.register_op alone defines it only for ONNX",
+        ) from first
     shapes = ", ".join(f"{one.name}{list(one.shape)}" for one in declared)
     raise InvalidArgument(
         f"the module rejects the inputs {shapes}: {first.message}",
