@@ -164,7 +164,11 @@ def test_unsupported_operators_are_listed_with_a_way_out(penstock: Command) -> N
         (("data.json", "-o", "out.onnx", "--from", "jax"), 2, "is a file, and JAX has no files of models"),
         (("data.json", "-o", "out.onnx", "--from", "huggingface"), 2, "is a file, not a Hugging Face folder"),
         (("text.onnx", "-o", "out.onnx", "--from", "sklearn"), 2, "'text.onnx' is not a skops file"),
-        (("data.json", "-o", "out.onnx", "--ops", "my_nets.py"), 2, "only these formats take it: exported_program, graph_def"),
+        (
+            ("data.json", "-o", "out.onnx", "--ops", "my_nets.py"),
+            2,
+            "only these formats take it: exported_program, graph_def",
+        ),
         (("linear.onnx", "-o", "out.onnx", "--signature", ""), 2, "--signature is empty"),
         (("my_nets:broken", "-o", "out.onnx"), 2, "raised RuntimeError: no weights (my_nets.py, line 31)"),
         (("my_nets:absent", "-o", "out.onnx"), 2, "cannot load the model"),
