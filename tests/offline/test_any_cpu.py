@@ -11,10 +11,11 @@ from onnx import numpy_helper
 
 import networks
 import penstock
+from brief_builds import build
 from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
-from penstock.offline.build import Recipe, build
+from penstock.offline.build import Recipe
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import models
 import networks
 import penstock
+from brief_builds import build
 from penstock.artifact import Artifact
 from penstock.bundle.manifest import encode
 from penstock.bundle.open import open_bundle
@@ -29,7 +30,7 @@ from penstock.errors import (
     NotFound,
 )
 from penstock.offline import build as build_module
-from penstock.offline.build import BuildResult, Compression, Recipe, build
+from penstock.offline.build import BuildResult, Compression, Recipe
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions.versions import Version

@@ -9,11 +9,12 @@ import pytest
 
 import call_models
 import penstock
+from brief_builds import build
 from penstock.artifact import Artifact
 from penstock.bundle.open import open_bundle
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData, Unsupported
-from penstock.offline.build import Compression, Recipe, build
+from penstock.offline.build import Compression, Recipe
 from penstock.offline.compress.functions import compress
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod

@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 import input_models
+from brief_builds import build
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData
-from penstock.offline.build import Recipe, build
+from penstock.offline.build import Recipe
 from penstock.offline.compress.functions import compress
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 

@@ -9,11 +9,12 @@ import pytest
 
 import call_models
 import penstock
+from brief_builds import build
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData
-from penstock.offline.build import Recipe, build
+from penstock.offline.build import Recipe
 from penstock.offline.compress.functions import compress
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.accuracy import served_answers

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -17,27 +21,28 @@ from tokenizers.processors import BertProcessing
 
 import models
 from penstock.bundle.pack_pipeline import pack_pipeline
-from penstock.cli.convert import show
-from penstock.cli.pipelines.beside import Beside
-from penstock.offline.convert.convert import convert
+from penstock.cli.convert import report, show
+from penstock.cli.pipelines.beside import Beside, write_beside
+from penstock.offline.convert.convert import Conversion, convert
+from penstock.offline.convert.frameworks.huggingface import METADATA
 from penstock.runtime import Pipeline
 
 LABELS = {0: "cat", 1: "dog", 2: "owl"}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
-def picture_folder(path: Path, kind: type = transformers.ViTForImageClassification, **preprocessing: object) -> None:
-    """A model of pictures, with the processor that ``preprocessing`` describes."""
+def picture_folder(path: Path, kind: type) -> None:
+    """A model of pictures, with its processor."""
     torch.manual_seed(0)
     config = transformers.ViTConfig(image_size=32, patch_size=8, id2label=LABELS, label2id={}, **SIZES)
     kind(config).save_pretrained(path)
-    transformers.ViTImageProcessor(**preprocessing).save_pretrained(path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(path)
 
 
-def text_folder(path: Path, kind: type) -> None:
+def text_folder(path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.BertConfig(vocab_size=8, max_position_embeddings=32, id2label=LABELS, label2id={}, **SIZES)
-    kind(config).save_pretrained(path)
+    transformers.BertForSequenceClassification(config).save_pretrained(path)
     words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "water": 4, "flows": 5}
     tokenizer = Tokenizer(WordLevel(words, "[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
@@ -46,12 +51,43 @@ def text_folder(path: Path, kind: type) -> None:
     fast.save_pretrained(path)
 
 
-def converted(penstock, source: str) -> Pipeline:
-    done = penstock("convert", source, "-o", "out/net.onnx", "--parents", "--json")
-    assert done.code == 0, done.err
-    assert done.json["pipeline"] == "out/pipeline.yaml"
-    pack_pipeline(Path("out/pipeline.yaml"), Path("net.bundle"))
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
+    """A classifier of pictures. Its source is the folder ``model`` beside the folder of the output; so it is with ``texts``."""
+    folder = tmp_path_factory.mktemp("pictures")
+    picture_folder(folder / "model", transformers.ViTForImageClassification)
+    (folder / "out").mkdir()
+    return convert(folder / "model", folder / "out" / "net.onnx")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
+    folder = tmp_path_factory.mktemp("texts")
+    text_folder(folder / "model")
+    (folder / "out").mkdir()
+    return convert(folder / "model", folder / "out" / "net.onnx")
+
+
+def source_of(done: Conversion) -> Path:
+    assert done.output is not None
+    return done.output.parent.parent / "model"
+
+
+def copied(done: Conversion, folder: Path) -> Conversion:
+    """``done`` as if its output were in ``folder``."""
+    assert done.output is not None
+    folder.mkdir()
+    files = [Path(shutil.copy(path, folder)) for path in (done.output, *done.companions)]
+    return msgspec.structs.replace(done, output=files[0], companions=tuple(files[1:]))
+
+
+def pipeline_of(declaration: Path) -> Pipeline:
+    pack_pipeline(declaration, Path("net.bundle"))
     return Pipeline.open("net.bundle")
+
+
+def picture() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -66,39 +102,43 @@ def converted(penstock, source: str) -> Pipeline:
         {"size": {"height": 32, "width": 32}, "resample": 3, "do_normalize": False},
     ],
 )
-def test_pictures(penstock, folder: Path, preprocessing: dict[str, object]) -> None:
-    picture_folder(folder / "model", **preprocessing)
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
+def test_pictures(pictures: Conversion, folder: Path, preprocessing: dict[str, object]) -> None:
+    transformers.ViTImageProcessor(**preprocessing).save_pretrained(folder / "processor")
+    done = copied(pictures, folder / "out")
+    shutil.copy("processor/preprocessor_config.json", "out")
+    assert write_beside(done).files == (folder / "out" / "pipeline.yaml", folder / "out" / "labels.txt")
     file = io.BytesIO()
-    picture.save(file, "PNG")
-    with converted(penstock, "model") as pipeline:
+    picture().save(file, "PNG")
+    with pipeline_of(Path("out/pipeline.yaml")) as pipeline:
         found = pipeline(file.getvalue())
-    processor = transformers.ViTImageProcessorPil.from_pretrained("model")
-    model = transformers.ViTForImageClassification.from_pretrained("model").eval()
+    processor = transformers.ViTImageProcessorPil.from_pretrained("processor")
+    model = transformers.ViTForImageClassification.from_pretrained(source_of(pictures)).eval()
     with torch.no_grad():
-        logits = model(**processor(picture, return_tensors="pt")).logits
+        logits = model(**processor(picture(), return_tensors="pt")).logits
     expected = torch.softmax(logits[0], -1).numpy()
     assert found["labels"] == [LABELS[index] for index in np.argsort(-expected)]
     np.testing.assert_allclose(found["scores"], np.sort(expected)[::-1], atol=1e-5)
 
 
-def test_embeddings_of_pictures(penstock, folder: Path) -> None:
-    picture_folder(folder / "model", transformers.ViTModel, size={"height": 32, "width": 32})
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
-    with converted(penstock, "model") as pipeline:
-        found = pipeline(np.asarray(picture))["embedding"]
+def test_the_command_writes_the_pipeline_of_embeddings(penstock, folder: Path) -> None:
+    picture_folder(folder / "model", transformers.ViTModel)
+    done = penstock("convert", "model", "-o", "out/net.onnx", "--parents", "--json")
+    assert done.code == 0, done.err
+    assert done.json["pipeline"] == "out/pipeline.yaml"
+    with pipeline_of(Path("out/pipeline.yaml")) as pipeline:
+        found = pipeline(np.asarray(picture()))["embedding"]
     processor = transformers.ViTImageProcessorPil.from_pretrained("model")
     model = transformers.ViTModel.from_pretrained("model").eval()
     with torch.no_grad():
-        mean = model(**processor(picture, return_tensors="pt")).last_hidden_state[0].mean(0)
+        mean = model(**processor(picture(), return_tensors="pt")).last_hidden_state[0].mean(0)
     np.testing.assert_allclose(found, (mean / mean.norm()).numpy(), atol=1e-5)
 
 
-def test_texts(penstock, folder: Path) -> None:
-    text_folder(folder / "model", transformers.BertForSequenceClassification)
-    tokenizer = transformers.AutoTokenizer.from_pretrained("model")
-    model = transformers.BertForSequenceClassification.from_pretrained("model").eval()
-    with converted(penstock, "model") as pipeline:
+def test_texts(texts: Conversion, folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source_of(texts))
+    model = transformers.BertForSequenceClassification.from_pretrained(source_of(texts)).eval()
+    (declaration, _) = write_beside(copied(texts, folder / "out")).files
+    with pipeline_of(declaration) as pipeline:
         for text in ("water flows", "water " * 40, ""):
             with torch.no_grad():
                 logits = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits
@@ -106,38 +146,41 @@ def test_texts(penstock, folder: Path) -> None:
             np.testing.assert_allclose(pipeline(text)["scores"], np.sort(expected)[::-1], atol=1e-5)
 
 
-def test_several_classes_can_be_true(penstock, folder: Path) -> None:
-    text_folder(folder / "model", transformers.BertForSequenceClassification)
-    config = folder / "model" / "config.json"
-    config.write_text(config.read_text().replace("{", '{"problem_type": "multi_label_classification",', 1))
-    tokenizer = transformers.AutoTokenizer.from_pretrained("model")
-    model = transformers.BertForSequenceClassification.from_pretrained("model").eval()
+def test_several_classes_can_be_true(texts: Conversion, folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source_of(texts))
+    model = transformers.BertForSequenceClassification.from_pretrained(source_of(texts)).eval()
     with torch.no_grad():
         expected = model(**tokenizer("water flows", return_tensors="pt")).logits[0].sigmoid().numpy()
-    with converted(penstock, "model") as pipeline:
+    done = copied(texts, folder / "out")
+    proto = onnx.load("out/net.onnx")
+    (about,) = (one for one in proto.metadata_props if one.key == METADATA)
+    about.value = json.dumps(json.loads(about.value) | {"problem_type": "multi_label_classification"})
+    onnx.save(proto, "out/net.onnx")
+    (declaration, _) = write_beside(done).files
+    with pipeline_of(declaration) as pipeline:
         found = pipeline("water flows")
     likely = [index for index in np.argsort(-expected) if expected[index] >= 0.5]
     assert found["labels"] == [LABELS[index] for index in likely]
     np.testing.assert_allclose(found["scores"], expected[likely], atol=1e-5)
 
 
-def test_a_part_without_a_step_is_named(penstock, folder: Path) -> None:
-    picture_folder(folder / "model", size={"height": 32, "width": 32})
-    config = folder / "model" / "preprocessor_config.json"
+def test_a_part_without_a_step_is_named(pictures: Conversion, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = copied(pictures, folder / "out")
+    config = folder / "out" / "preprocessor_config.json"
     config.write_text(config.read_text().replace('"do_resize"', '"do_pad": true, "do_resize"'))
-    done = penstock("convert", "model", "-o", "net.onnx")
-    assert done.code == 0
-    assert "no pipeline.yaml was written: the preprocessing has 'do_pad'" in done.out
-    assert not (folder / "pipeline.yaml").exists()
+    beside = write_beside(done)
+    show(done, beside)
+    assert "no pipeline.yaml was written: the preprocessing has 'do_pad'" in capsys.readouterr().out
+    assert report(done, beside)["pipeline"] is None
+    assert not (folder / "out" / "pipeline.yaml").exists()
 
 
-def test_an_existing_declaration_is_kept(penstock, folder: Path) -> None:
-    text_folder(folder / "model", transformers.BertForSequenceClassification)
-    (folder / "pipeline.yaml").write_text("mine")
-    done = penstock("convert", "model", "-o", "net.onnx")
-    assert done.code == 0
-    assert "'pipeline.yaml' exists, with other content" in done.out
-    assert (folder / "pipeline.yaml").read_text() == "mine"
+def test_an_existing_declaration_is_kept(texts: Conversion, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = copied(texts, folder / "out")
+    (folder / "out" / "pipeline.yaml").write_text("mine")
+    show(done, write_beside(done))
+    assert "pipeline.yaml' exists, with other content" in capsys.readouterr().out
+    assert (folder / "out" / "pipeline.yaml").read_text() == "mine"
 
 
 def test_the_command_to_type_next_packs_the_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,12 @@ from onnx import TensorProto, numpy_helper
 
 import penstock
 import stored_models
+from brief_builds import build
 from networks import Network, attention, cnn, images, in_type, mlp
 from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
 from penstock.errors import InvalidArgument
-from penstock.offline.build import Recipe, build
+from penstock.offline.build import Recipe
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.fp32.fp32 import optimized_in_fp32
 from penstock.offline.compress.keep_float import keep_float

@@ -12,6 +12,7 @@ from onnx import TensorProto, numpy_helper
 
 import call_models
 import models
+from brief_builds import brief
 from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.dataset import Dataset, SizedCall, make_dataset
@@ -27,7 +28,7 @@ from penstock.perf.measure import LOADS, Timings, weighted
 from penstock.samples.open import open_data
 
 FP32 = TensorProto.FLOAT
-LIMITS = TuningLimits(budget_s=0.3)
+LIMITS = TuningLimits(budget_s=0.3, deadline=brief())
 CONTRACT = Contract()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -36,12 +36,10 @@ ITEMS = st.lists(st.integers(0, 999), min_size=1, max_size=8)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def frozen() -> Iterator[None]:
+def frozen() -> None:
     """Collections leave out the objects of the tests before, which take a second each time."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Bench:
@@ -119,24 +117,20 @@ def check_every_item(function: Function, values: list[int], data: st.DataObject)
 @settings(max_examples=60, deadline=None)
 @given(functions(), ITEMS, st.integers(0, 10))
 def test_close_cancels_all_items_and_keeps_no_value(function: Function, values: list[int], events: int) -> None:
-    gc.freeze()  # so that a collection looks at this example's objects only, and not at all imported modules
-    try:
-        bench = Bench(function)
-        for value in values:
-            bench.begin(value)
-        for _ in range(events):
-            bench.take()
-        bench.line.close()
-        while bench.held:
-            bench.finish(0)
-        bench.run_out()
-        assert all(len(told) == 1 for told in bench.told.values())
-        assert bench.line.is_empty
-        bench.told.clear()
-        gc.collect()
-        assert not any(ref() is not None for ref in bench.alive)
-    finally:
-        gc.unfreeze()
+    bench = Bench(function)
+    for value in values:
+        bench.begin(value)
+    for _ in range(events):
+        bench.take()
+    bench.line.close()
+    while bench.held:
+        bench.finish(0)
+    bench.run_out()
+    assert all(len(told) == 1 for told in bench.told.values())
+    assert bench.line.is_empty
+    bench.told.clear()
+    gc.collect()
+    assert not any(ref() is not None for ref in bench.alive)
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,11 +8,12 @@ import pytest
 from onnx import TensorProto
 
 import penstock
+from brief_builds import build
 from networks import cnn, images, in_type, mlp
 from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
 from penstock.errors import WrongResult
-from penstock.offline.build import Recipe, build
+from penstock.offline.build import Recipe
 from penstock.offline.compress.fp32 import fp32
 from penstock.offline.compress.fp32.fp32 import converted, in_fp32, optimized_in_fp32
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import numpy as np
 import onnx
 import pytest
@@ -55,37 +58,39 @@ SUFFIXES = (
 NAMES = st.builds(str.__add__, st.sampled_from(STEMS), st.sampled_from(SUFFIXES))
 
 
+def answers_under(names: Sequence[str], placement: QdqPlacement) -> Array:
+    """The answers of a quantised network whose tensors have ``names``."""
+    x, w, b, first, relu, w2, y = names
+    rng = np.random.default_rng(0)
+    arrays = {w: rng.normal(0, 0.3, (16, 16)), b: rng.normal(0, 0.3, 16), w2: rng.normal(0, 0.3, (16, 16))}
+    nodes = [
+        helper.make_node("Gemm", [x, w, b], [first], beta=0.5),
+        helper.make_node("Relu", [first], [relu]),
+        helper.make_node("MatMul", [relu, w2], [y]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "names",
+        [helper.make_tensor_value_info(x, TensorProto.FLOAT, ["N", 16])],
+        [helper.make_tensor_value_info(y, TensorProto.FLOAT, ["N", 16])],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    recipe = PtqRecipe(placement=placement, equalize=False)
+    made = quantize_with(recipe, Artifact.from_bytes(model.SerializeToString()), make_dataset({x: X}, None), SCHEME)
+    graph_of(made)
+    return next(iter(get_engine("onnxruntime").load(made, {"threads": 1}).forward({x: X}).values()))
+
+
+@cache
+def ordinary_answers(placement: QdqPlacement) -> Array:
+    return answers_under("iklmnop", placement)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(NAMES, min_size=7, max_size=7, unique=True), st.sampled_from(QdqPlacement))
 def test_tensors_may_have_any_names(names: list[str], placement: QdqPlacement) -> None:
-    x, w, b, first, relu, w2, y = names
-
-    def network(x: str, w: str, b: str, first: str, relu: str, w2: str, y: str) -> Artifact:
-        rng = np.random.default_rng(0)
-        arrays = {w: rng.normal(0, 0.3, (16, 16)), b: rng.normal(0, 0.3, 16), w2: rng.normal(0, 0.3, (16, 16))}
-        nodes = [
-            helper.make_node("Gemm", [x, w, b], [first], beta=0.5),
-            helper.make_node("Relu", [first], [relu]),
-            helper.make_node("MatMul", [relu, w2], [y]),
-        ]
-        graph = helper.make_graph(
-            nodes,
-            "names",
-            [helper.make_tensor_value_info(x, TensorProto.FLOAT, ["N", 16])],
-            [helper.make_tensor_value_info(y, TensorProto.FLOAT, ["N", 16])],
-            [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return Artifact.from_bytes(model.SerializeToString())
-
-    def answers(artifact: Artifact, x: str) -> Array:
-        recipe = PtqRecipe(placement=placement, equalize=False)
-        made = quantize_with(recipe, artifact, make_dataset({x: X}, None), SCHEME)
-        graph_of(made)
-        return next(iter(get_engine("onnxruntime").load(made, {"threads": 1}).forward({x: X}).values()))
-
-    ordinary = answers(network("i", "k", "l", "m", "n", "o", "p"), "i")
-    np.testing.assert_array_equal(answers(network(x, w, b, first, relu, w2, y), x), ordinary)
+    np.testing.assert_array_equal(answers_under(names, placement), ordinary_answers(placement))
 
 
 @settings(max_examples=40, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +110,24 @@ def refused(folder: Path, kind: type[PenstockError], *options: ConvertOptions) -
 
 
 def test_tokenizer_goes_along(bert: Path, tmp_path: Path) -> None:
-    done = convert(bert, tmp_path / "model.onnx")
+    source, output = tmp_path / "bert", tmp_path / "out"
+    shutil.copytree(bert, source)
+    change(source, problem_type="multi_label_classification")
+    output.mkdir()
+    done = convert(source, output / "model.onnx")
     assert done.certificate is not None
     assert done.certificate.holds
-    assert done.companions == (tmp_path / "tokenizer_config.json", tmp_path / "vocab.txt")
-    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "tokenizer_config.json", "vocab.txt"}
-    about = {one.key: one.value for one in onnx.load(tmp_path / "model.onnx").metadata_props}[METADATA]
+    assert done.companions == (output / "tokenizer_config.json", output / "vocab.txt")
+    assert {file.name for file in output.iterdir()} == {"model.onnx", "tokenizer_config.json", "vocab.txt"}
+    about = {one.key: one.value for one in onnx.load(output / "model.onnx").metadata_props}[METADATA]
     assert json.loads(about) == {
         "architecture": "BertForSequenceClassification",
         "model_type": "bert",
-        "problem_type": "",
+        "problem_type": "multi_label_classification",
         "labels": {"0": "LABEL_0", "1": "LABEL_1"},
         "files": ["tokenizer_config.json", "vocab.txt"],
     }
-    assert (tmp_path / "vocab.txt").read_bytes() == (bert / "vocab.txt").read_bytes()
+    assert (output / "vocab.txt").read_bytes() == (bert / "vocab.txt").read_bytes()
 
 
 def test_limits_of_positions(bert: Path, tmp_path: Path) -> None:

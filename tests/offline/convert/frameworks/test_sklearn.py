@@ -44,7 +44,11 @@ from penstock.tensor import DataType
 X, Y = rows()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    # The large forest differs from ``forest_joblib`` in its size only.
+    [pytest.param(name, marks=pytest.mark.slow) if name == "forest_large" else name for name in MODELS],
+)
 def test_the_zoo_gives_the_same_answers(name: str, tmp_path: Path) -> None:
     if name == "pipeline_xgboost":
         pytest.importorskip("xgboost")
