@@ -45,7 +45,8 @@ _SHARES = (0.4, 0.8, 1.0, 1.25, 2.5)
 """Speeds to measure, as shares of the break-even speed."""
 _JITTER_S, _LOSS = 0.005, 0.002
 _SLOWER = 6
-_LEARNING, _MOST_CALLS = 12, 400
+_LEARNING, _MOST_CALLS = 50, 400
+"""Calls before the measurement, as in the simulation; and the most calls to wait for a change of side."""
 _WITHIN = 1.1
 _IMAGE = {"input": np.random.default_rng(0).random((1, 3, 224, 224), np.float32)}
 

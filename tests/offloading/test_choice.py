@@ -42,9 +42,10 @@ def test_a_spared_device_leaves_slow_calls_to_the_server() -> None:
     assert choose(Outlook(0.01, 0.5, True, 0.1, spare_device=True)).first is Side.DEVICE
 
 
-@given(_TIMES, _TIMES)
-def test_probes_take_a_twentieth_of_the_time(cost: float, since: float) -> None:
-    assert probe_due(since, cost, 4) == (cost <= 0.05 * since) or abs(cost - 0.05 * since) < 1e-12
+@given(_TIMES, _TIMES, st.sampled_from([(4, 0.25), (15, 0.25), (16, 0.05), (63, 0.05)]))
+def test_probes_take_a_share_of_the_time(cost: float, since: float, known: tuple[int, float]) -> None:
+    calls, share = known
+    assert probe_due(since, cost, calls) == (cost <= share * since) or abs(cost - share * since) < 1e-12
 
 
 @given(_TIMES, _TIMES, st.integers(1, 3))

@@ -17,7 +17,12 @@ def test_calls_are_within_ten_percent_of_the_better_side_in_every_steady_world()
         world = steady_world(random.Random(seed))
         outcome = play(world, 1000, seed)
         assert outcome.ratio <= 1.1, world
-        assert max(outcome.probe_shares.values()) < 0.12, world  # one lost packet near the end is a tenth of the time
+        assert max(outcome.probe_shares.values()) < 0.25, world
+
+
+def test_a_few_lost_packets_at_the_start_do_not_decide_for_long() -> None:
+    ratios = [play(steady_world(random.Random(seed)), 150, seed).ratio for seed in range(100)]
+    assert max(ratios) <= 1.15
 
 
 @pytest.mark.parametrize("share", [0.8, 0.95, 1, 1.05, 1.25])

@@ -33,6 +33,11 @@ class Estimate:
         self._is_warm = False
         self._start, self._slope = 0.0, 0.0
 
+    @property
+    def calls(self) -> int:
+        """Number of calls that the prediction is made of."""
+        return len(self._calls)
+
     def add(self, size: int, seconds: float) -> None:
         """Record a call that moved ``size`` bytes."""
         if len(self._calls) == 1 and not self._is_warm:

@@ -60,7 +60,7 @@ class Counts(msgspec.Struct):
 class OffloadedModel:
     """A model on both sides; also a context manager. Thread-safe.
 
-    An answer never waits for a measurement: the side that does not answer is measured in the background, for at most 5 % of its time.
+    An answer never waits for a measurement: the side that does not answer is measured in the background, for about 5 % of the time.
     These calls also compare the answers. If they differ by more than the tolerance, the server is not used again, because it runs
     another model.
     """

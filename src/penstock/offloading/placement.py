@@ -17,7 +17,6 @@ class Placement:
         self._times = {side: Estimate() for side in Side}
         self._newest: dict[Side, float | None] = dict.fromkeys(Side)
         """The seconds of each side's newest call."""
-        self._calls = dict.fromkeys(Side, 0)
         self._last = dict.fromkeys(Side, -math.inf)
         """When each side last ran a call."""
         self._failures = 0
@@ -33,7 +32,7 @@ class Placement:
 
     def is_probe_due(self, side: Side, now: float) -> bool:
         """True if the ``side`` that does not answer should run the call as well."""
-        due = probe_due(now - self._last[side], self._newest[side], self._calls[side])
+        due = probe_due(now - self._last[side], self._newest[side], self._times[side].calls)
         return due and (side is Side.DEVICE or now >= self._blocked_until)
 
     def started(self, side: Side, now: float) -> None:
@@ -42,7 +41,6 @@ class Placement:
     def measured(self, side: Side, size: int, seconds: float, now: float) -> None:
         """Record a call. A call to the server counts at most as long as its caller would wait before the device has answered."""
         self._newest[side], self._last[side] = seconds, now
-        self._calls[side] += 1
         device, server = self.predicted(size)
         if side is Side.SERVER and device is not None and server is not None:
             seconds = min(seconds, latest_s(server) + device)
