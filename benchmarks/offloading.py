@@ -6,6 +6,9 @@ An offloaded call is at most 1.1 times slower than the better side if it is so c
 interval, and the worse upper end counts, which needs no choice of the better side from the same figures. The claim is about all
 speeds at once. It fails if it fails at one speed, so each interval may have 95 % (R. L. Berger, "Multiparameter hypothesis testing and
 acceptance sampling", 1982): the largest upper end bounds the largest ratio with at least that confidence.
+
+A link that loses packets is measured three times as long, but only as a fact: about one call in fourteen waits for a lost packet, so its
+interval stays too wide for a judgement. Noise and lost packets are judged in virtual time, where thousands of calls cost nothing.
 """
 
 from __future__ import annotations
@@ -101,21 +104,23 @@ def rows(quick: bool) -> list[Row]:
             speeds = {
                 f"{share:g} of the break-even speed": share * break_even for share in _SHARES[:: 2 if quick else 1]
             }
-            links = {name: (speed, 0.0, 0.0) for name, speed in (speeds | {"1000 Mbit/s": _FASTEST}).items()}
-            links["the break-even speed with jitter and loss"] = break_even, _JITTER_S, _LOSS
             found = []
-            for name, (speed, jitter_s, loss) in links.items():
-                with _linked(server, speed, jitter_s, loss) as link:
+            for name, speed in (speeds | {"1000 Mbit/s": _FASTEST}).items():
+                with _linked(server, speed) as link:
                     found.append(_at_speed(name, device, link, effort))
+            with _linked(server, break_even, _JITTER_S, _LOSS) as link:
+                longer = _Effort(3 * effort.rounds, effort.calls)
+                lossy, _ = _at_speed("the break-even speed with jitter and loss", device, link, longer)
             changes = _changes(device, server, break_even)
     worst = max((interval for _, interval in found), key=lambda interval: interval.high)
-    about = f"the largest upper end of {len(found)} links; break-even at {break_even / 1e6:.0f} Mbit/s"
+    about = f"the largest upper end of {len(found)} speeds; break-even at {break_even / 1e6:.0f} Mbit/s"
     rows = [row for row, _ in found]
     return [
         *rows,
+        lossy,
         *changes,
         *_simulated(quick),
-        claim("offloaded call / better side, worst link", worst, "×", "<=", _WITHIN, note=about),
+        claim("offloaded call / better side, worst speed", worst, "×", "<=", _WITHIN, note=about),
     ]
 
 
