@@ -7,8 +7,8 @@ interval, and the worse upper end counts, which needs no choice of the better si
 speeds at once. It fails if it fails at one speed, so each interval may have 95 % (R. L. Berger, "Multiparameter hypothesis testing and
 acceptance sampling", 1982): the largest upper end bounds the largest ratio with at least that confidence.
 
-A link that loses packets is measured three times as long, but only as a fact: about one call in fourteen waits for a lost packet, so its
-interval stays too wide for a judgement. Noise and lost packets are judged in virtual time, where thousands of calls cost nothing.
+A link that loses packets is measured three times as long, but only as a fact: about one call in fourteen waits for a lost packet, so
+its interval stays too wide for a judgement. Noise and lost packets are judged in virtual time, where thousands of calls cost nothing.
 """
 
 from __future__ import annotations
