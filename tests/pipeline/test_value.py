@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgument
-from penstock.pipeline.value import FILE, TEXT, Media, ValueType, check_inputs, read_array
+from penstock.pipeline.value import FILE, TEXT, Media, ValueType, check_inputs, check_result, read_array
 from penstock.tensor import DataType
 
 IMAGE = ValueType(Media.IMAGE, DataType.UINT8, (-1, -1, 3), colour="rgb")
@@ -80,6 +80,18 @@ def test_inputs_come_in_the_declared_order() -> None:
 def test_wrong_inputs(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         check_inputs(INPUTS, {**GOOD, **changes})
+
+
+def test_strided_arrays_are_copied_as_a_request_would_bring_them() -> None:
+    strided = np.arange(8, dtype=np.float32).reshape(4, 2)[::2]
+    kind = ValueType(shape=(-1, 2))
+    for found in (check_inputs({"x": kind}, {"x": strided})["x"], check_result(kind, strided)):
+        assert isinstance(found, np.ndarray)
+        assert found.flags.c_contiguous
+        assert found.tolist() == strided.tolist()
+    whole = np.zeros((2, 2), np.float32)
+    assert check_inputs({"x": kind}, {"x": whole})["x"] is whole
+    assert np.shape(check_result(ValueType(), 1.5)) == ()
 
 
 def test_a_missing_input() -> None:

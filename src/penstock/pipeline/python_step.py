@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, InvalidInput, PenstockError, PermissionDenied, prefixed
-from penstock.pipeline.value import FILE, TEXT, Media, Value, ValueType, check_result
+from penstock.pipeline.value import FILE, TEXT, Media, Value, ValueType, check_result, contiguous
 from penstock.tensor import DataType
 
 _HINT = 'write e.g. def f(scores: Tensor["FP32", 10], text: str) -> list[str]'
@@ -75,7 +75,7 @@ def _shielded(value: Value) -> Value:
     if isinstance(value, list):
         return [_shielded(one) for one in value]
     if isinstance(value, np.ndarray):
-        value = value.view()
+        value = contiguous(value).view()
         value.flags.writeable = False
     return value
 

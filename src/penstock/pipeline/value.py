@@ -107,12 +107,20 @@ def _checked(name: str, kind: ValueType, value: Value) -> Value:
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         if isinstance(value, np.ndarray) and kind.media in _ARRAYS:
-            return value
+            return contiguous(value)
         raise _wrong_input(name, f"the content of a file{_or_array(kind.media)}", value)
     if not isinstance(value, np.ndarray):
         raise _wrong_input(name, "an array", value)
     TensorSpec(name, kind.datatype, kind.shape).check(value)
-    return value
+    return contiguous(value)
+
+
+def contiguous(array: Array) -> Array:
+    """``array`` in the order of its elements in memory, as every array is that comes from a request or another process.
+
+    Sums over strided views are added in another order, so the last digits would depend on the way that an array came.
+    """
+    return np.asarray(array, order="C")
 
 
 def _or_array(media: Media) -> str:
@@ -171,7 +179,7 @@ def _array(kind: ValueType, value: Any) -> Array:
     if kind.datatype is DataType.BYTES:
         for element in array.reshape(-1).tolist():
             _encodable(element)
-    return array
+    return contiguous(array)
 
 
 def _encodable(value: Any) -> Any:
