@@ -15,6 +15,7 @@ import pytest
 import trustme
 from PIL import Image
 
+from clips import RATE, write_clip
 from penstock.artifact import Artifact
 from penstock.bundle.pack_model import pack_model
 from penstock.bundle.pack_pipeline import pack_pipeline
@@ -36,6 +37,8 @@ SPLITS_A_MODEL = {"offload"}
 CUT = "/pool/GlobalAveragePool_output_0"
 OPENS_A_PIPELINE = {"README"}
 """Pages whose code runs a pipeline that is packed elsewhere."""
+SCORES_A_CLIP = {"video"}
+"""Pages whose code runs a pipeline over a clip of more than a minute."""
 SHOP = """\
 name: shop
 inputs: {image: {media: image}}
@@ -93,6 +96,18 @@ def pack_shop(folder: Path) -> None:
         Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / name)
 
 
+def pack_score(folder: Path) -> None:
+    """Pack a pipeline with a score, and write the clip that the page reads."""
+    scored = (
+        SHOP.replace("shop", "score")
+        .replace("labels: labels", "scores: score")
+        .replace("outputs: [labels]", "outputs: [score]")
+    )
+    (folder / "pipeline.yaml").write_text(scored)
+    pack_pipeline(folder / "pipeline.yaml", folder / "score.bundle")
+    write_clip(folder / "clip.mp4", 62 * RATE)
+
+
 def split_a_model(folder: Path) -> None:
     """Split the digits model, under the name that the page gives its model."""
     shutil.copyfile(DIGITS / "model.onnx", folder / "resnet.onnx")
@@ -126,6 +141,8 @@ def test_a_page_runs(page: Path, folder: Path, request: pytest.FixtureRequest) -
         pack_pipeline_of(page, folder)
     if page.stem in OPENS_A_PIPELINE:
         pack_shop(folder)
+    if page.stem in SCORES_A_CLIP:
+        pack_score(folder)
     if page.stem in SPLITS_A_MODEL:
         split_a_model(folder)
     if page.stem in ASKS_A_SERVER:
