@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import penstock
 from declaration_forms import texts
-from five_ways import Answered, FiveWays
+from five_ways import Answered, FiveWays, Inputs
 from http_servers import Client, post
 from penstock.bundle.pack_pipeline import pack_pipeline
 from penstock.errors import PenstockError, bounded
@@ -110,37 +112,53 @@ def _plain(value: Value) -> Any:
     return value.tolist() if value.dtype.kind in "biu" else value.astype(float).tolist()
 
 
-def check_served(one: Packed, ways: FiveWays, client: Client) -> None:
+class Question(NamedTuple):
+    """A request, and what it should give: tensors or one of some errors."""
+
+    one: Packed
+    item: Mapping[str, Value]
+    wanted: Mapping[str, Array]
+    errors: Sequence[PenstockError]
+
+    def ask(self, way: Callable[[str, Inputs], Answered]) -> None:
+        """Ask for tensors."""
+        answered = way(self.one.name, tensors(self.item))
+        self.check_error(answered.error)
+        found, wanted = (
+            {name: exact(array) for name, array in some.items()} for some in (answered.outputs, self.wanted)
+        )
+        assert found == wanted, self
+
+    def run(self, client: Client) -> None:
+        """Ask for JSON."""
+        try:
+            body = json.dumps(plain(self.item)).encode()
+        except UnicodeDecodeError:
+            return
+        answer = client.ask(post(body, "Content-Type: application/json\r\n", f"/v2/models/{self.one.name}/run"))
+        if answer.status == 200:
+            self.check_error("")
+            should = json.dumps(to_json(self.one.case.function, self.wanted))
+            assert json.dumps(json.loads(answer.body)) == json.dumps(json.loads(should)), self
+        elif not any(isinstance(value, np.ndarray) and not value.size for value in self.item.values()):
+            self.check_error(answer.error)  # lists cannot tell the shape of an array without elements
+
+    def check_error(self, error: str) -> None:
+        shown = error.removeprefix("in pipeline ").partition(", ")[2]  # after the name of the pipeline
+        texts = [str(one) for one in self.errors]
+        same = [text for text in texts if bounded(text)[:_COMPARED] == shown[:_COMPARED]]
+        assert bool(texts) == bool(same) == bool(error), f"{error or 'an answer'!r}, not {texts or 'an answer'}: {self}"
+
+    def __str__(self) -> str:
+        return f"{self.one.name}: {self.one.case.data}"
+
+
+def questions(one: Packed) -> Iterator[Question]:
     for item, want in one.items:
         if any(isinstance(item[name], np.ndarray) and one.case.media[name] is not Media.TENSOR for name in item):
             continue  # pixels and samples cannot be sent
         told = outcome(partial(to_tensors, one.case.function, want.outputs))
-        wanted: Mapping[str, Array] = {} if isinstance(told, PenstockError) else told
-        errors = (told,) if isinstance(told, PenstockError) else want.errors
-        for way in (ways.binary, ways.raw):
-            answered = way(one.name, tensors(item))
-            check_answer(errors, answered)
-            assert {name: exact(array) for name, array in answered.outputs.items()} == {
-                name: exact(array) for name, array in wanted.items()
-            }
-        try:
-            body = json.dumps(plain(item)).encode()
-        except UnicodeDecodeError:
-            continue
-        answer = client.ask(post(body, "Content-Type: application/json\r\n", f"/v2/models/{one.name}/run"))
-        if answer.status == 200:
-            assert not errors
-            should = json.dumps(to_json(one.case.function, wanted))
-            assert json.dumps(json.loads(answer.body)) == json.dumps(json.loads(should))
-        elif not any(isinstance(value, np.ndarray) and not value.size for value in item.values()):  # JSON has no shape
-            check_answer(errors, Answered({}, answer.error))
-
-
-def check_answer(errors: Sequence[PenstockError], told: Answered) -> None:
-    shown = told.error.removeprefix("in pipeline ").partition(", ")[2]  # after the name of the pipeline
-    texts = [str(error) for error in errors]
-    same = [text for text in texts if bounded(text)[:_COMPARED] == shown[:_COMPARED]]
-    assert bool(texts) == bool(same) == bool(told.error), f"{told.error or 'an answer'!r}, not {texts or 'an answer'}"
+        yield Question(one, item, *(({}, (told,)) if isinstance(told, PenstockError) else (told, want.errors)))
 
 
 @pytest.mark.parametrize(
@@ -156,9 +174,15 @@ def test_packed_pipelines_give_the_same(seeds: range, tmp_path: Path) -> None:
         ServerProcess(arguments=arguments) as server,
         FiveWays(server.address, tmp_path) as ways,
         Client(server.address) as client,
+        ThreadPoolExecutor(8) as threads,
     ):
-        for one in everything:
-            try:
-                check_served(one, ways, client)
-            except (AssertionError, PenstockError) as error:
-                raise AssertionError(f"{one.name}: {error}\n{one.case.data}") from error
+        everyone = [question for one in everything for question in questions(one)]
+        assert len(everyone) > len(everything)
+        for question in everyone:
+            question.ask(ways.binary)
+            question.run(client)
+        for _ in threads.map(lambda question: question.ask(ways.raw), everyone * 2):  # steps of requests are batched
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        code, errors = server.end()
+    assert (code, "Traceback" in errors) == (0, False), errors
