@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgument
-from penstock.pipeline.value import FILE, TEXT, Media, ValueType, check_inputs, read_array
+from penstock.pipeline.value import FILE, TEXT, Media, ValueType, check_inputs, check_result, read_array
 from penstock.tensor import DataType
 
 IMAGE = ValueType(Media.IMAGE, DataType.UINT8, (-1, -1, 3), colour="rgb")
@@ -121,3 +121,13 @@ def test_numbers_become_arrays(value: Any, datatype: str) -> None:
 def test_numbers_that_do_not_fit_are_refused(value: Any, datatype: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_array(value, DataType(datatype))
+
+
+def test_arrays_are_contiguous_so_that_sums_have_the_same_bits() -> None:
+    view, kind = np.arange(60, dtype=np.float32)[::2], ValueType(shape=(-1,))
+    for found in (check_inputs({"x": kind}, {"x": view})["x"], check_result(kind, view)):
+        assert found.flags.c_contiguous
+        np.testing.assert_array_equal(found, view)
+    picture = np.asfortranarray(np.zeros((3, 4, 3), np.uint8))
+    assert check_inputs({"x": ValueType(Media.IMAGE, DataType.BYTES)}, {"x": picture})["x"].flags.c_contiguous
+    assert check_result(ValueType(), 2.5).shape == ()

@@ -107,12 +107,17 @@ def _checked(name: str, kind: ValueType, value: Value) -> Value:
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         if isinstance(value, np.ndarray) and kind.media in _ARRAYS:
-            return value
+            return in_order(value)
         raise _wrong_input(name, f"the content of a file{_or_array(kind.media)}", value)
     if not isinstance(value, np.ndarray):
         raise _wrong_input(name, "an array", value)
     TensorSpec(name, kind.datatype, kind.shape).check(value)
-    return value
+    return in_order(value)
+
+
+def in_order(array: Array) -> Array:
+    """``array`` contiguous in memory, as one that was sent: numpy adds the numbers of a view in another order, with other bits."""
+    return np.asarray(array, order="C")
 
 
 def _or_array(media: Media) -> str:
@@ -171,7 +176,7 @@ def _array(kind: ValueType, value: Any) -> Array:
     if kind.datatype is DataType.BYTES:
         for element in array.reshape(-1).tolist():
             _encodable(element)
-    return array
+    return in_order(array)
 
 
 def _encodable(value: Any) -> Any:
