@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.offloading.choice import Side
-from penstock.offloading.placement import Placement
+from penstock.offloading.side_choice import SideChoice
 
 _SIZE = 1000
 _LEARNING = 50
@@ -79,7 +79,7 @@ def changing_world(rng: random.Random) -> World:
 
 def play(world: World, calls: int, seed: int) -> Outcome:
     """Place ``calls`` calls, one after another, and measure the other side in the background as ``OffloadedModel`` does."""
-    rng, placement = random.Random(seed), Placement()
+    rng, placement = random.Random(seed), SideChoice()
     now, sums, sides = 0.0, [0.0] * 4, list[Side]()
     probing: list[tuple[float, Side, float]] = []
     probes = dict.fromkeys(Side, 0.0)

@@ -21,7 +21,7 @@ from penstock.errors import InvalidArgument, PenstockError, Unsupported, WrongRe
 from penstock.offloading.agreement import check_equal, check_same
 from penstock.offloading.choice import Plan, Side
 from penstock.offloading.device import battery_share, free_memory
-from penstock.offloading.placement import Placement
+from penstock.offloading.side_choice import SideChoice
 from penstock.offloading.served_tail import ServedTail
 from penstock.offloading.server import ServedModel
 from penstock.perf.http_client import Address
@@ -74,7 +74,7 @@ class OffloadedModel:
     ) -> None:
         self.counts = Counts()
         self._device, self._server, self._options, self._now = device, server, options, now
-        self._placement = Placement()
+        self._placement = SideChoice()
         self._is_checked = False
         """True after the server's signature was compared."""
         self._state = threading.Lock()  # of the counts and the placement

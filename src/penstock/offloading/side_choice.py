@@ -8,7 +8,7 @@ from penstock.offloading.choice import Outlook, Plan, Side, choose, latest_s, pr
 from penstock.offloading.estimate import Estimate
 
 
-class Placement:
+class SideChoice:
     """Where calls run. Runs nothing itself, and reads no clock: all times are passed in, in seconds. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.simulated_links import World, changing_world, play, steady_world
 from penstock.offloading.choice import Side
-from penstock.offloading.placement import Placement
+from penstock.offloading.side_choice import SideChoice
 
 _DEVICE_S = 0.05
 
@@ -52,7 +52,7 @@ def test_a_change_is_followed_within_a_number_of_calls(slow: float, fast: float)
 
 
 def test_a_call_to_the_server_counts_until_the_device_has_answered() -> None:
-    placement = Placement()
+    placement = SideChoice()
     for _ in range(10):
         placement.measured(Side.DEVICE, 1, 0.1, 0)
         placement.measured(Side.SERVER, 1, 0.01, 0)
@@ -62,7 +62,7 @@ def test_a_call_to_the_server_counts_until_the_device_has_answered() -> None:
 
 
 def test_a_refusal_forever_outlives_later_answers_and_failures() -> None:
-    placement = Placement()
+    placement = SideChoice()
     placement.failed("another model", 0, forever=True)
     placement.answered()
     placement.failed("cut", 1)
@@ -71,7 +71,7 @@ def test_a_refusal_forever_outlives_later_answers_and_failures() -> None:
 
 
 def test_a_failure_is_retried_after_its_time_and_forgotten_after_an_answer() -> None:
-    placement = Placement()
+    placement = SideChoice()
     placement.failed("cut", 0)
     assert not placement.is_probe_due(Side.SERVER, 0.4)
     assert placement.is_probe_due(Side.SERVER, 0.5)
