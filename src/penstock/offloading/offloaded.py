@@ -21,9 +21,9 @@ from penstock.errors import InvalidArgument, PenstockError, Unsupported, WrongRe
 from penstock.offloading.agreement import check_equal, check_same
 from penstock.offloading.choice import Plan, Side
 from penstock.offloading.device import battery_share, free_memory
-from penstock.offloading.side_choice import SideChoice
 from penstock.offloading.served_tail import ServedTail
 from penstock.offloading.server import ServedModel
+from penstock.offloading.side_choice import SideChoice
 from penstock.perf.http_client import Address
 from penstock.tensor import Array, Signature, to_wire
 
