@@ -150,6 +150,40 @@ def test_the_server_answers_if_the_device_fails(pairs: Any) -> None:
     np.testing.assert_array_equal(pair.model.infer(_X)["y"], _X["x"] * 2)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_late_server_answers_if_the_device_fails(pairs: Any, answers: bool) -> None:
+    has_failed = threading.Event()
+    fails = False
+
+    def forward(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if not fails:
+            return double(inputs)
+        has_failed.set()
+        raise ResourceExhausted("no memory")
+
+    pair = pairs(0.1, 0.001, forward)
+    pair.calls(20)
+    pair.server.auto, fails = None, True
+    pair.server.arrived.clear()
+
+    def late() -> None:
+        pair.server.arrived.wait()
+        has_failed.wait()
+        if answers:
+            pair.server.asked[-1].set_result({"y": _X["x"] * 2})
+        else:
+            pair.server.asked[-1].set_exception(Unavailable("cut"))
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    if answers:
+        np.testing.assert_array_equal(pair.model.infer(_X)["y"], _X["x"] * 2)
+    else:
+        with pytest.raises(ResourceExhausted):
+            pair.model.infer(_X)
+    thread.join()
+
+
 def test_wrong_inputs_are_an_error_of_the_caller(pairs: Any) -> None:
     with pytest.raises(InvalidArgument, match="data-type"):
         pairs(0.1, 0.01).model.infer({"x": np.ones((1, 2))})

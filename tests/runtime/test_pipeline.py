@@ -88,16 +88,17 @@ def test_an_item_that_fails_ends_the_batch_but_not_a_tolerant_stream(scores: Pip
     assert same(told[3], scores(ITEMS[1]))
 
 
-def test_a_stream_reads_only_a_few_items_ahead(scores: Pipeline) -> None:
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_stream_reads_only_a_few_items_ahead(scores: Pipeline, is_readable: bool) -> None:
     read = 0
 
-    def items() -> Iterator[np.ndarray]:
+    def items() -> Iterator[np.ndarray | str]:
         nonlocal read
         while True:
             read += 1
-            yield ITEMS[read % 20]
+            yield ITEMS[read % 20] if is_readable else "text"
 
-    stream = scores.stream(items())
+    stream = scores.stream(items(), keep_errors=True)
     for _ in range(3):
         next(stream)
     assert read < 500
@@ -189,7 +190,7 @@ def test_large_files_pipes_and_devices_are_refused(
             texts("a", path)
     with pytest.raises(InvalidArgument, match="Is a directory"):
         texts("a", tmp_path)
-    monkeypatch.setattr("penstock.runtime.pipeline._MAX_FILE_BYTES", 3 << 20)
+    monkeypatch.setattr("penstock.runtime.pipeline.MAX_FILE_BYTES", 3 << 20)
     (tmp_path / "large").write_bytes(bytes((3 << 20) + 1))
     with pytest.raises(InvalidArgument, match=f"large' has more than {3 << 20} bytes"):
         texts("a", tmp_path / "large")

@@ -166,7 +166,13 @@ class OffloadedModel:
             if answer in done and answer.exception() is None:
                 self._count("server")
                 return answer.result()
-            outputs = own.result()
+            try:
+                outputs = own.result()
+            except PenstockError as error:
+                if isinstance(error, InvalidArgument) or answer.exception() is not None:
+                    raise
+                self._count("server")  # late, but the only answer
+                return answer.result()
             if not answer.done():
                 # A link that hangs has no measured time, so the time so far counts.
                 self._measured(Side.SERVER, size, self._now() - start)

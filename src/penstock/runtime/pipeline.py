@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,7 +24,7 @@ from penstock.pipeline.streaming.timeline import Timeline
 from penstock.pipeline.value import Media, Value, ValueType, check_inputs
 from penstock.pipeline.wire import to_json, to_tensors
 
-_MAX_FILE_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 """Maximum size of a file that is an input."""
 _MANY_ITEMS = 16
 """Fewer items take less time than loading copies of the models would."""
@@ -132,25 +131,15 @@ class Pipeline:
 
     def _outcomes(self, items: Iterable[Item]) -> Iterator[Told]:
         """The outcomes in order. An item whose inputs cannot be read has no run, but keeps its place."""
-        unread: deque[PenstockError | None] = deque()
-
-        def readable() -> Iterator[dict[str, Value]]:
-            for item in items:
-                try:
-                    inputs = self._item(item)
-                except PenstockError as error:
-                    unread.append(error)
-                else:
-                    unread.append(None)
-                    yield inputs
-
         is_short = isinstance(items, Sized) and len(items) < _MANY_ITEMS
         stages = self._alone if is_short else self._streaming
-        for told in stages.stream(readable(), threads=self._threads):
-            while (error := unread.popleft()) is not None:
-                yield error
-            yield told
-        yield from filter(None, unread)
+        return stages.stream(map(self._readable, items), threads=self._threads)
+
+    def _readable(self, item: Item) -> dict[str, Value] | PenstockError:
+        try:
+            return self._item(item)
+        except PenstockError as error:
+            return error
 
     def trace(self, items: Sequence[Item]) -> tuple[Timeline, Timeline]:
         """When each step runs: first for the items one after the other, then for the same items in a stream.
@@ -307,6 +296,6 @@ def _read_bytes(path: Path) -> bytes:
     """The content of a file. Raises OSError, and InvalidArgument if it is too large, or a pipe or a device, which may have no end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InvalidArgument(f"'{path}' is a pipe or a device, not a file", "pass its content, or save it to a file")
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise InvalidArgument(f"'{path}' has more than {_MAX_FILE_BYTES} bytes", "give a smaller file")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise InvalidArgument(f"'{path}' has more than {MAX_FILE_BYTES} bytes", "give a smaller file")
     return path.read_bytes()

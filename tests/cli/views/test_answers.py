@@ -66,6 +66,12 @@ def test_the_standard_input_is_an_item(
     assert json.loads(answer("text.bundle", "zwölf".encode(), "-")) == {"y": "zwölf"}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(ONE.encode())))
     assert "the standard input is empty" in penstock("infer", "scores.bundle", "-", "-").err
+    monkeypatch.setattr("sys.stdin", None)
+    assert "the standard input is empty" in penstock("infer", "scores.bundle", "-").err
+    monkeypatch.setattr("penstock.cli.views.answers.MAX_FILE_BYTES", 3)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"[1, 2]")))
+    assert "the standard input has more than 3 bytes" in penstock("infer", "scores.bundle", "-").err
+    monkeypatch.setattr("penstock.cli.views.answers.MAX_FILE_BYTES", 1 << 30)
     assert "picture" in answer("boxes.bundle", picture.read_bytes(), "-", "--draw", "drawn.png")
     assert (folder / "drawn.png").exists()
 

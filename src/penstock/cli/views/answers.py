@@ -12,6 +12,7 @@ from typing import Any
 from penstock.errors import InvalidArgument, NotFound, PenstockError, prefixed, shortened
 from penstock.pipeline.value import Media, Value, ValueType, read_array
 from penstock.runtime import Pipeline
+from penstock.runtime.pipeline import MAX_FILE_BYTES
 from penstock.samples.npz import read_npy
 from penstock.storage.atomic import whole_file
 from penstock.tensor import DataType
@@ -139,8 +140,11 @@ def _value(kind: ValueType, word: str) -> Value:
 
 
 def _from_standard_input(kind: ValueType) -> Value:
-    if not (content := sys.stdin.buffer.read()):
+    content = b"" if sys.stdin is None else sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    if not content:
         raise InvalidArgument("the standard input is empty", "pass one item, and give - once")
+    if len(content) > MAX_FILE_BYTES:
+        raise InvalidArgument(f"the standard input has more than {MAX_FILE_BYTES} bytes", "give a smaller file")
     if kind.media not in (Media.TEXT, Media.TENSOR):
         return content
     try:

@@ -72,7 +72,11 @@ class Line:
         self.workers.start()
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # such as an interrupt
+            self.close()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:

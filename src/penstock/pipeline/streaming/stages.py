@@ -44,13 +44,13 @@ class Stages:
 
     def stream(
         self,
-        items: Iterable[Mapping[str, Value]],
+        items: Iterable[Mapping[str, Value] | PenstockError],
         *,
         ahead: int | None = None,
         threads: int | None = None,
         timeline: Timeline | None = None,
     ) -> Iterator[Told]:
-        """The outcome of each item, in order: the outputs or an error.
+        """The outcome of each item, in order: the outputs or an error. An item that is an error is its own outcome.
 
         At most ``ahead`` items are read before their turn, on the consumer's thread. If ``items`` raises an error, it is raised after
         the outcomes of the items before. Closing the iterator cancels the items in progress and ends all threads.
@@ -60,7 +60,7 @@ class Stages:
             yield from _in_order(line, iter(items), max(1, self.ahead if ahead is None else ahead))
 
 
-def _in_order(line: Line, items: Iterator[Mapping[str, Value]], ahead: int) -> Iterator[Told]:
+def _in_order(line: Line, items: Iterator[Mapping[str, Value] | PenstockError], ahead: int) -> Iterator[Told]:
     slots: deque[list[Told]] = deque()  # for each item, its outcome, once it is known
     number, failure, is_open = 0, None, True
     while is_open or slots:
@@ -75,7 +75,10 @@ def _in_order(line: Line, items: Iterator[Mapping[str, Value]], ahead: int) -> I
                 failure, is_open = error, False
             else:
                 slots.append(slot := list[Told]())
-                line.begin(number, inputs, slot.append)
+                if isinstance(inputs, PenstockError):
+                    slot.append(inputs)
+                else:
+                    line.begin(number, inputs, slot.append)
                 number += 1
         else:
             line.wait(lambda: bool(slots[0]))
