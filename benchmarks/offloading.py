@@ -189,19 +189,35 @@ def _simulated(quick: bool) -> list[Row]:
     """The decisions alone in virtual time. The same on every machine."""
     worlds, calls = (10, 500) if quick else (100, 1000)
     steady, changing = (
-        [play(kind(random.Random(seed)), calls, seed).ratio for seed in range(worlds)]
+        [play(kind(random.Random(seed)), calls, seed) for seed in range(worlds)]
         for kind in (steady_world, changing_world)
     )
-    about = f"{worlds} worlds with noise and lost packets, {calls} calls each; mean {statistics.fmean(steady):.3g}×"
+    about = f"{worlds} worlds, {calls} calls each; mean"
+    hedged, ratios, followed = (
+        [one.hedged_ratio for one in steady],
+        [one.ratio for one in steady],
+        [one.ratio for one in changing],
+    )
     return [
         claim(
-            "offloaded call / better side, worst of the simulated worlds", max(steady), "×", "<=", _WITHIN, note=about
+            "offloaded call / better side, worst of the simulated worlds with noise and lost packets",
+            max(ratios),
+            "×",
+            "<=",
+            _WITHIN,
+            note=f"{about} {statistics.fmean(ratios):.3g}×",
         ),
         fact(
-            "the same if the server's time changes every 500 calls",
-            max(changing),
+            "the same against the better side with the same hedge, worst",
+            max(hedged),
             "×",
-            note=f"{worlds} worlds, against the better side of each period; mean {statistics.fmean(changing):.3g}×",
+            note=f"if the server is late, the device starts too; mean {statistics.fmean(hedged):.3g}×",
+        ),
+        fact(
+            "offloaded call / better side of each period, if the server's time changes every 500 calls, worst",
+            max(followed),
+            "×",
+            note=f"{about} {statistics.fmean(followed):.3g}×",
         ),
     ]
 

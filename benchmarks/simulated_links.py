@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import msgspec
 
-from penstock.offloading.choice import Side
+from penstock.offloading.choice import Side, latest_s
 from penstock.offloading.side_choice import SideChoice
 
 _SIZE = 1000
+_ITERATIONS = 20
 _LEARNING = 50
 """Calls that are not counted, because both sides are still unknown."""
 
@@ -54,6 +56,8 @@ class Outcome(msgspec.Struct, frozen=True):
     placed: float
     better: float
     """The mean of the better side in the same calls; of a link that changes, of the side that is better in each period."""
+    hedged: float
+    """The mean of the better side in the same calls, if the device also starts whenever the server is late."""
     sides: tuple[Side, ...]
     """The side of each call, also of those that are not counted."""
     probe_shares: dict[Side, float]
@@ -62,6 +66,10 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def ratio(self) -> float:
         return self.placed / self.better
+
+    @property
+    def hedged_ratio(self) -> float:
+        return self.placed / self.hedged
 
 
 def steady_world(rng: random.Random) -> World:
@@ -81,6 +89,7 @@ def play(world: World, calls: int, seed: int) -> Outcome:
     """Place ``calls`` calls, one after another, and measure the other side in the background as ``OffloadedModel`` does."""
     rng, placement = random.Random(seed), SideChoice()
     now, sums, sides = 0.0, [0.0] * 4, list[Side]()
+    pairs: list[tuple[float, float]] = []
     probing: list[tuple[float, Side, float]] = []
     probes = dict.fromkeys(Side, 0.0)
 
@@ -112,12 +121,22 @@ def play(world: World, calls: int, seed: int) -> Outcome:
         if plan.first is Side.SERVER and server <= plan.device_after_s:
             probe(Side.DEVICE, lambda: world.device(rng))
         if call >= _LEARNING:
+            pairs.append((device, server))
             sums = [total + one for total, one in zip(sums, (waited, device, server, world.better(call)), strict=True)]
     counted = calls - _LEARNING
     placed, device, server, better = (total / counted for total in sums)
     if world.later_s is None:
         better = min(device, server)
-    return Outcome(placed, better, tuple(sides), {side: one / now for side, one in probes.items()})
+    hedged = min(device, _hedged(pairs))
+    return Outcome(placed, better, hedged, tuple(sides), {side: one / now for side, one in probes.items()})
+
+
+def _hedged(pairs: Sequence[tuple[float, float]]) -> float:
+    """The mean of calls that all go to the server, and start on the device if it is late. ``latest_s`` depends on this mean itself."""
+    mean = fmean(server for _, server in pairs)
+    for _ in range(_ITERATIONS):
+        mean = fmean(min(server, latest_s(mean) + device) for device, server in pairs)
+    return mean
 
 
 def _noisy(mean: float, noise: float, rng: random.Random) -> float:

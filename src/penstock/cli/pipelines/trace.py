@@ -35,6 +35,7 @@ def trace(
 
     Each row of the chart is a thread, and each letter a step. Dots are idle time. A stream overlaps the steps of different items, and
     batches the calls of models. It makes several calls at a time, of fewer threads each.
+    Recording takes some tenths of a millisecond per item, so the times of very short pipelines are too long.
 
     [bold]Examples[/bold]
 

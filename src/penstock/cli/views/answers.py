@@ -142,7 +142,7 @@ def _value(kind: ValueType, word: str) -> Value:
 def _from_standard_input(kind: ValueType) -> Value:
     content = b"" if sys.stdin is None else sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     if not content:
-        raise InvalidArgument("the standard input is empty", "pass one item, and give - once")
+        raise InvalidArgument("the standard input is empty", "pipe one item into the command, and give - once")
     if len(content) > MAX_FILE_BYTES:
         raise InvalidArgument(f"the standard input has more than {MAX_FILE_BYTES} bytes", "give a smaller file")
     if kind.media not in (Media.TEXT, Media.TENSOR):
