@@ -117,6 +117,7 @@ def test_nan_is_not_null(penstock: Command, folder: Path) -> None:
         ((ONE, TWO, "--draw", "a.png"), "--draw takes one item, but 2 are given"),
         ((ONE, "--draw", "a.png"), "--draw needs a picture"),
         (("--inputs", "data.npz"), "is a pipeline, which takes files"),
+        (("picture=one.jpg",), "there is no input 'picture'\n  fix: the input is 'features'"),
     ],
 )
 def test_mistakes(

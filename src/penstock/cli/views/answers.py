@@ -108,6 +108,10 @@ def read_items(pipeline: Pipeline, words: Sequence[str], texts: Sequence[str]) -
     name, kind = next(iter(kinds.items()))
     if texts and kind.media is not Media.TEXT:
         raise InvalidArgument(f"input '{name}' is {kind.media.value}, not text", "name a file instead of --text")
+    for word in words:
+        other, equals, _ = word.partition("=")
+        if equals and other.isidentifier() and kind.media is not Media.TEXT and not Path(word).exists():
+            raise InvalidArgument(f"there is no input '{shortened(other)}'", f"the input is '{name}'")
     return [*({name: _value(kind, word)} for word in words), *({name: text} for text in texts)]
 
 
