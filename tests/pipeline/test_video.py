@@ -206,6 +206,41 @@ def test_unusual_times_are_no_damage(times: list[float], b_frames: str, tmp_path
     assert found == pytest.approx([time - times[0] for time in times], abs=1e-3)
 
 
+def _encoded(path: Path, shades: list[int], first: int = 0, codec: str = "libx264", **options: str) -> Path:
+    """A clip of grey frames with these shades, which begins ``first`` frames late."""
+    with av.open(
+        str(path), "w", options={key: value for key, value in options.items() if key == "movflags"}
+    ) as container:
+        stream: Any = container.add_stream(codec, rate=RATE, options={"g": "12", "bf": options.get("bf", "2")})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "rgb8" if codec == "gif" else "yuv420p"
+        for number, shade in enumerate(shades):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), shade, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = number + first, Fraction(1, RATE)
+            container.mux(stream.encode(frame.reformat(format=stream.pix_fmt)))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize("kind", ["mkv", "flv", "mp4", "ts"])
+def test_a_clip_may_begin_late(kind: str, tmp_path: Path) -> None:
+    path = _encoded(tmp_path / f"late.{kind}", [100] * 60, first=300)
+    assert [frame.seconds for frame in read_frames(path)] == pytest.approx([n / RATE for n in range(60)], abs=1e-3)
+    assert probe(path).seconds == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+@pytest.mark.parametrize("start", [0, 0.5, 1])
+def test_times_in_avi_with_b_frames_are_those_of_the_frames(codec: str, start: float, tmp_path: Path) -> None:
+    path = _encoded(tmp_path / "clip.avi", [4 * number for number in range(60)], codec=codec)
+    found = list(read_frames(path, Sampling(start=start, end=1.5)))
+    numbers = list(range(round(start * RATE), 45))
+    assert [frame.seconds for frame in found] == pytest.approx([number / RATE for number in numbers])
+    shades = [float(frame.pixels.mean()) for frame in found]
+    assert shades == sorted(shades)
+    assert shades == pytest.approx([4 * number for number in numbers], abs=6)  # the codecs are lossy
+    assert len(list(read_frames(path, Sampling(fps=15)))) == 30
+
+
 def test_frames_may_change_their_size(tmp_path: Path) -> None:
     small, large = write_clip(tmp_path / "a.ts", 20), write_clip(tmp_path / "b.ts", 20, (320, 192))
     both = tmp_path / "both.ts"

@@ -10,12 +10,13 @@ Frames are decoded as the caller takes them: FFmpeg's threads work ahead by a fe
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -132,7 +133,7 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
 
 def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
     """Times and frames at or after ``start``. Seeks if that leads to a frame before ``start``, otherwise decodes all frames."""
-    if sampling.start:
+    if sampling.start and _can_seek(path):
         frames = _decode(path, sampling, sampling.start)
         try:
             first = next(frames, None)
@@ -143,6 +144,11 @@ def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
             return
         del frames  # closes its file
     yield from (each for each in _decode(path, sampling, 0) if each[0] >= sampling.start)
+
+
+def _can_seek(path: Path) -> bool:
+    with closing(_opened(path)) as container:
+        return not _is_numbered(container, _stream(container, path))
 
 
 def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[float, Any]]:
@@ -161,7 +167,7 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
             if seek_s:
                 container.seek(origin + math.floor(seek_s / base), stream=stream, backward=True)
             for frame in chain.from_iterable(packet.decode() for packet in samples.packets(seek_s > 0)):
-                seconds = _seconds(frame, stream, count, origin)
+                seconds = _seconds(samples.time(frame), stream, count, origin)
                 if frame.is_corrupt:
                     raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")
                 samples.check_order(frame)
@@ -188,6 +194,7 @@ class _Samples:
         self._container, self._stream = container, stream
         self._is_ordered = container.format.name.startswith(("mov", "matroska"))
         self._latest: int | None = None
+        self._numbers: deque[int] | None = deque() if _is_numbered(container, stream) else None
         self._is_whole = False
         """True if the file declares its number of samples, and its edit list selects all of them."""
         if container.format.name.startswith("mov") and stream.frames:
@@ -208,6 +215,8 @@ class _Samples:
         for packet in self._container.demux(self._stream):
             if packet.dts is not None:
                 count += 1
+                if self._numbers is not None and packet.size:
+                    self._numbers.append(packet.dts)
                 if self._is_whole and packet.is_discard:
                     self._check_discarded(packet)
             yield packet
@@ -220,6 +229,12 @@ class _Samples:
         end = float(self._stream.duration * self._stream.time_base + _TOLERANCE_FRAMES / self._stream.average_rate)
         if not 0 <= seconds <= end:
             raise ValueError(f"the time of a frame, {seconds:.3f} s, is outside of the clip")
+
+    def time(self, frame: Any) -> int | None:
+        """The time of ``frame``, the next that is shown. In AVI with B-frames, the next is the one with the next number."""
+        if self._numbers is None:
+            return cast("int | None", frame.pts)
+        return self._numbers.popleft() if self._numbers else None
 
     def check_order(self, frame: Any) -> None:
         """Raise ValueError if ``frame`` is earlier than the last one, in containers that store the time of each frame."""
@@ -249,10 +264,15 @@ def _stream(container: Any, path: Path) -> Any:
     return stream
 
 
-def _seconds(frame: Any, stream: Any, count: int, origin: int) -> float:
-    """The time of ``frame`` since the start of the clip. Raises InvalidInput if neither the frame nor the clip tells."""
-    if frame.pts is not None:
-        return float((frame.pts - origin) * frame.time_base)
+def _is_numbered(container: Any, stream: Any) -> bool:
+    """True if packets have their number in the file instead of a time: in AVI. With B-frames, that is not the order of the frames."""
+    return bool(container.format.name == "avi" and stream.codec_context.has_b_frames)
+
+
+def _seconds(time: int | None, stream: Any, count: int, origin: int) -> float:
+    """Seconds from the start of the clip to ``time``. Raises InvalidInput if neither the frame nor the clip tells."""
+    if time is not None:
+        return float((time - origin) * stream.time_base)
     if stream.average_rate:
         return float(count / Fraction(stream.average_rate))
     raise InvalidInput("the frames have no times, and the clip has no rate", "convert the clip to MP4")
@@ -265,7 +285,8 @@ def _declared_seconds(container: Any, stream: Any) -> float:
     if stream.duration is not None:
         return float(stream.duration * stream.time_base)
     if container.duration is not None and len(container.streams) == 1:
-        return float(container.duration / av.time_base)
+        begin = (stream.start_time or 0) * stream.time_base if container.format.name.startswith("matroska") else 0
+        return max(0.0, float(container.duration / av.time_base - begin))  # Matroska has the time of the end
     return 0.0
 
 
