@@ -23,6 +23,7 @@ import numpy as np
 from msgspec import Meta
 
 from penstock.errors import InvalidArgument, InvalidInput, NotFound, Unsupported, printable
+from penstock.pipeline.video.containers import check_parts, is_fragmented
 from penstock.tensor import Array
 
 try:
@@ -117,8 +118,6 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
     sampling = sampling or Sampling()
     reformatter, counted, tick = VideoReformatter(), 0, sampling.start
     for index, (seconds, frame) in enumerate(_decoded(path, sampling)):
-        if sampling.end is not None and seconds >= sampling.end:
-            return
         if sampling.fps:
             if seconds < tick - _ROUNDING_S:
                 continue
@@ -153,7 +152,7 @@ def _can_seek(path: Path) -> bool:
 
 def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[float, Any]]:
     """Times and frames from the last key frame at or before ``seek_s``. Raises InvalidInput."""
-    count, ended = 0, 0.0
+    count, ended, last = 0, 0.0, None
     with closing(_opened(path)) as container:
         stream = _stream(container, path)
         context = stream.codec_context
@@ -163,7 +162,7 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
         context.options = {"err_detect": "explode", "max_pixels": str(sampling.max_pixels)}
         base, origin = stream.time_base, stream.start_time or 0
         try:
-            samples = _Samples(container, stream)
+            samples = _Samples(container, stream, path)
             if seek_s:
                 container.seek(origin + math.floor(seek_s / base), stream=stream, backward=True)
             for frame in chain.from_iterable(packet.decode() for packet in samples.packets(seek_s > 0)):
@@ -172,17 +171,24 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
                     raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")
                 samples.check_order(frame)
                 count += 1
+                if sampling.end is not None and seconds >= sampling.end:
+                    last = samples.position
+                    break
                 ended = seconds + float((frame.duration or 0) * base)
                 yield seconds, frame
         except (av.FFmpegError, ValueError) as error:
             reason = printable(str(getattr(error, "strerror", "") or error))
             raise InvalidInput(f"{_name(path)} is damaged or truncated after {ended:.3f} s: {reason}") from None
-        missing_s = _declared_seconds(container, stream) - ended
+        container_format, missing_s = container.format.name, _declared_seconds(container, stream) - ended
         tolerance_s = max(_TOLERANCE_S, _TOLERANCE_FRAMES / float(stream.average_rate or math.inf))
     if not count:
         raise InvalidInput(f"{_name(path)} has no frames", "the file may be truncated")
-    if missing_s > tolerance_s:
+    if missing_s > tolerance_s and last is None:
         raise InvalidInput(f"{_name(path)} is truncated: it ends {missing_s:.1f} s before the time in its header")
+    try:
+        check_parts(path, container_format, last)
+    except ValueError as error:
+        raise InvalidInput(f"{_name(path)} is damaged or truncated: {error}") from None
 
 
 class _Samples:
@@ -190,8 +196,10 @@ class _Samples:
     because the header is damaged, so that frames are missing. This raises ValueError.
     """
 
-    def __init__(self, container: Any, stream: Any) -> None:
-        self._container, self._stream = container, stream
+    def __init__(self, container: Any, stream: Any, path: Path) -> None:
+        self._container, self._stream, self._path = container, stream, path
+        self.position = 0
+        """Where the last packet is in the file."""
         self._is_ordered = container.format.name.startswith(("mov", "matroska"))
         self._latest: int | None = None
         self._numbers: deque[int] | None = deque() if _is_numbered(container, stream) else None
@@ -205,6 +213,9 @@ class _Samples:
         if duration is None or not rate:
             raise ValueError("the header does not tell the duration of the video")
         selected = duration * self._stream.time_base * rate
+        shown = sum(not entry.is_discard for entry in self._stream.index_entries)
+        if shown > frames and not is_fragmented(self._path):
+            raise ValueError(f"the header shows {shown} frames, but the file has {frames}")
         if selected < min(1, frames * _LEAST_SELECTED):
             raise ValueError(f"the header selects {float(selected):.3g} of {frames} frames")
         self._is_whole = selected > frames - 0.5
@@ -214,7 +225,7 @@ class _Samples:
         count, frames = 0, self._stream.frames
         for packet in self._container.demux(self._stream):
             if packet.dts is not None:
-                count += 1
+                count, self.position = count + 1, max(self.position, packet.pos or 0)
                 if self._numbers is not None and packet.size:
                     self._numbers.append(packet.dts)
                 if self._is_whole and packet.is_discard:
