@@ -113,7 +113,8 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
 
     Raises NotFound; InvalidInput if the file is no video, is damaged or truncated, or has frames that are too large. The frames before
     the damage are returned first, except a few that the decoder's threads may lose. Truncation cannot be noticed in a container
-    without a duration, such as MPEG-TS; nor can damage that leaves the header of a valid clip, such as one with another frame rate.
+    without a duration, such as MPEG-TS; nor can damage that leaves the header of a valid clip, such as one with another frame rate, or
+    of a fragment. docs/howto/video.md lists what is noticed in each format.
     """
     sampling = sampling or Sampling()
     reformatter, counted, tick = VideoReformatter(), 0, sampling.start
