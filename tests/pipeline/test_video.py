@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from clips import KINDS, RATE, pictures, write_clip
 from penstock.errors import InvalidArgument, InvalidInput, NotFound
 from penstock.pipeline.video import Sampling, VideoInfo, probe, read_frames
+from penstock.pipeline.video.containers import check_parts
 
 _ODD = (float("nan"), float("inf"), -1.0)
 
@@ -204,6 +206,103 @@ def test_unusual_times_are_no_damage(times: list[float], b_frames: str, tmp_path
         container.mux(stream.encode())
     found = [frame.seconds for frame in read_frames(tmp_path / "clip.mp4")]
     assert found == pytest.approx([time - times[0] for time in times], abs=1e-3)
+
+
+_OPTIONS = {codec: {"g": "12", "bf": "2"} for codec in ("libx264", "mpeg4")}
+
+
+def _encoded(path: Path, shades: list[int], first: int = 0, codec: str = "libx264", flags: str = "") -> Path:
+    """A clip of grey frames with these shades, which begins ``first`` frames late."""
+    with av.open(str(path), "w", options={"movflags": flags} if flags else {}) as container:
+        stream: Any = container.add_stream(codec, rate=RATE, options=_OPTIONS.get(codec, {}))
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "rgb8" if codec == "gif" else "yuv420p"
+        for number, shade in enumerate(shades):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), shade, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = number + first, Fraction(1, RATE)
+            container.mux(stream.encode(frame.reformat(format=stream.pix_fmt)))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize("kind", ["mkv", "flv", "mp4", "ts"])
+def test_a_clip_may_begin_late(kind: str, tmp_path: Path) -> None:
+    path = _encoded(tmp_path / f"late.{kind}", [100] * 60, first=300)
+    assert [frame.seconds for frame in read_frames(path)] == pytest.approx([n / RATE for n in range(60)], abs=1e-3)
+    assert probe(path).seconds == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+@pytest.mark.parametrize("start", [0, 0.5, 1])
+def test_times_in_avi_with_b_frames_are_those_of_the_frames(codec: str, start: float, tmp_path: Path) -> None:
+    path = _encoded(tmp_path / "clip.avi", [4 * number for number in range(60)], codec=codec)
+    found = list(read_frames(path, Sampling(start=start, end=1.5)))
+    numbers = list(range(round(start * RATE), 45))
+    assert [frame.seconds for frame in found] == pytest.approx([number / RATE for number in numbers])
+    shades = [float(frame.pixels.mean()) for frame in found]
+    assert shades == sorted(shades)
+    assert shades == pytest.approx([4 * number for number in numbers], abs=6)  # the codecs are lossy
+    assert len(list(read_frames(path, Sampling(fps=15)))) == 30
+
+
+def _without(content: bytes, start: int, end: int) -> bytes:
+    return content[:start] + content[end:]
+
+
+def _zeroed(content: bytes, start: int, end: int) -> bytes:
+    return content[:start] + bytes(end - start) + content[end:]
+
+
+def _in_fragment(content: bytes, number: int) -> int:
+    """The place of the box that has the samples of a fragment."""
+    place = 0
+    for _ in range(number):
+        place = content.index(b"moof", place + 1)
+    return content.index(b"mdat", place)
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "message"),
+    [
+        ("mp4", lambda b: b[: _in_fragment(b, 3) + 20], "shorter than it declares"),
+        ("mp4", lambda b: _zeroed(b, b.index(b"moof", _in_fragment(b, 2)) - 4, _in_fragment(b, 3)), "no box begins"),
+        ("wmv", lambda b: b[: len(b) // 3], "shorter than it declares"),
+        ("wmv", lambda b: b[:-1], "shorter than it declares"),
+        ("webm", lambda b: _without(b, len(b) // 2, len(b) // 2 + 200), "no element begins|shorter than it declares"),
+        ("webm", lambda b: _zeroed(b, len(b) // 2, len(b) // 2 + 200), "no element begins"),
+        ("gif", lambda b: b[: len(b) // 4], "ends within its last part"),
+        ("gif", lambda b: b[:-1], "ends within its last part"),
+    ],
+)
+def test_parts_that_do_not_fit(kind: str, damage: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
+    codec = {"mp4": "libx264", "wmv": "wmv2", "webm": "libvpx-vp9", "gif": "gif"}[kind]
+    whole = _encoded(
+        tmp_path / f"clip.{kind}",
+        [4 * n for n in range(60)],
+        codec=codec,
+        flags="frag_keyframe+empty_moov" if kind == "mp4" else "",
+    )
+    assert len(list(read_frames(whole))) == 60
+    damaged = tmp_path / f"damaged.{kind}"
+    damaged.write_bytes(damage(whole.read_bytes()))
+    assert damaged.read_bytes() != whole.read_bytes()
+    form = {"mp4": "mov", "wmv": "asf", "webm": "matroska,webm", "gif": "gif"}[kind]
+    check_parts(whole, form, None)
+    with pytest.raises(ValueError, match=message):
+        check_parts(damaged, form, None)
+    with pytest.raises(InvalidInput, match=r"'damaged\.\w+' is (damaged or )?truncated"):  # or FFmpeg has noticed it
+        list(read_frames(damaged))
+
+
+def test_damage_after_the_end_is_not_read(tmp_path: Path) -> None:
+    whole, cut = _encoded(tmp_path / "clip.mp4", [100] * 60, flags="frag_keyframe+empty_moov"), tmp_path / "cut.mp4"
+    cut.write_bytes(whole.read_bytes()[: _in_fragment(whole.read_bytes(), 4) + 20])
+    assert len(list(read_frames(cut, Sampling(end=0.2, threads=1)))) == 6
+
+
+def test_an_edit_list_that_repeats_the_clip(tmp_path: Path) -> None:
+    late = _encoded(tmp_path / "late.mp4", [100] * 60, first=300)
+    with pytest.raises(InvalidInput, match="the header shows 1[12][0-9] frames, but the file has 60"):
+        list(read_frames(_patched(late, b"elst", 12, 0)))  # the empty part becomes one of media
 
 
 def test_frames_may_change_their_size(tmp_path: Path) -> None:

@@ -10,18 +10,20 @@ Frames are decoded as the caller takes them: FFmpeg's threads work ahead by a fe
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from penstock.errors import InvalidArgument, InvalidInput, NotFound, Unsupported, printable
+from penstock.pipeline.video.containers import check_parts, is_fragmented
 from penstock.tensor import Array
 
 try:
@@ -111,13 +113,12 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
 
     Raises NotFound; InvalidInput if the file is no video, is damaged or truncated, or has frames that are too large. The frames before
     the damage are returned first, except a few that the decoder's threads may lose. Truncation cannot be noticed in a container
-    without a duration, such as MPEG-TS; nor can damage that leaves the header of a valid clip, such as one with another frame rate.
+    without a duration, such as MPEG-TS; nor can damage that leaves the header of a valid clip, such as one with another frame rate, or
+    of a fragment. docs/howto/video.md lists what is noticed in each format.
     """
     sampling = sampling or Sampling()
     reformatter, counted, tick = VideoReformatter(), 0, sampling.start
     for index, (seconds, frame) in enumerate(_decoded(path, sampling)):
-        if sampling.end is not None and seconds >= sampling.end:
-            return
         if sampling.fps:
             if seconds < tick - _ROUNDING_S:
                 continue
@@ -132,7 +133,7 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
 
 def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
     """Times and frames at or after ``start``. Seeks if that leads to a frame before ``start``, otherwise decodes all frames."""
-    if sampling.start:
+    if sampling.start and _can_seek(path):
         frames = _decode(path, sampling, sampling.start)
         try:
             first = next(frames, None)
@@ -145,9 +146,14 @@ def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
     yield from (each for each in _decode(path, sampling, 0) if each[0] >= sampling.start)
 
 
+def _can_seek(path: Path) -> bool:
+    with closing(_opened(path)) as container:
+        return not _is_numbered(container, _stream(container, path))
+
+
 def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[float, Any]]:
     """Times and frames from the last key frame at or before ``seek_s``. Raises InvalidInput."""
-    count, ended = 0, 0.0
+    count, ended, last = 0, 0.0, None
     with closing(_opened(path)) as container:
         stream = _stream(container, path)
         context = stream.codec_context
@@ -157,26 +163,33 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
         context.options = {"err_detect": "explode", "max_pixels": str(sampling.max_pixels)}
         base, origin = stream.time_base, stream.start_time or 0
         try:
-            samples = _Samples(container, stream)
+            samples = _Samples(container, stream, path)
             if seek_s:
                 container.seek(origin + math.floor(seek_s / base), stream=stream, backward=True)
             for frame in chain.from_iterable(packet.decode() for packet in samples.packets(seek_s > 0)):
-                seconds = _seconds(frame, stream, count, origin)
+                seconds = _seconds(samples.time(frame), stream, count, origin)
                 if frame.is_corrupt:
                     raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")
                 samples.check_order(frame)
                 count += 1
+                if sampling.end is not None and seconds >= sampling.end:
+                    last = samples.position
+                    break
                 ended = seconds + float((frame.duration or 0) * base)
                 yield seconds, frame
         except (av.FFmpegError, ValueError) as error:
             reason = printable(str(getattr(error, "strerror", "") or error))
             raise InvalidInput(f"{_name(path)} is damaged or truncated after {ended:.3f} s: {reason}") from None
-        missing_s = _declared_seconds(container, stream) - ended
+        container_format, missing_s = container.format.name, _declared_seconds(container, stream) - ended
         tolerance_s = max(_TOLERANCE_S, _TOLERANCE_FRAMES / float(stream.average_rate or math.inf))
     if not count:
         raise InvalidInput(f"{_name(path)} has no frames", "the file may be truncated")
-    if missing_s > tolerance_s:
+    if missing_s > tolerance_s and last is None:
         raise InvalidInput(f"{_name(path)} is truncated: it ends {missing_s:.1f} s before the time in its header")
+    try:
+        check_parts(path, container_format, last)
+    except ValueError as error:
+        raise InvalidInput(f"{_name(path)} is damaged or truncated: {error}") from None
 
 
 class _Samples:
@@ -184,10 +197,13 @@ class _Samples:
     because the header is damaged, so that frames are missing. This raises ValueError.
     """
 
-    def __init__(self, container: Any, stream: Any) -> None:
-        self._container, self._stream = container, stream
+    def __init__(self, container: Any, stream: Any, path: Path) -> None:
+        self._container, self._stream, self._path = container, stream, path
+        self.position = 0
+        """Where the last packet is in the file."""
         self._is_ordered = container.format.name.startswith(("mov", "matroska"))
         self._latest: int | None = None
+        self._numbers: deque[int] | None = deque() if _is_numbered(container, stream) else None
         self._is_whole = False
         """True if the file declares its number of samples, and its edit list selects all of them."""
         if container.format.name.startswith("mov") and stream.frames:
@@ -198,6 +214,9 @@ class _Samples:
         if duration is None or not rate:
             raise ValueError("the header does not tell the duration of the video")
         selected = duration * self._stream.time_base * rate
+        shown = sum(not entry.is_discard for entry in self._stream.index_entries)
+        if shown > frames and not is_fragmented(self._path):
+            raise ValueError(f"the header shows {shown} frames, but the file has {frames}")
         if selected < min(1, frames * _LEAST_SELECTED):
             raise ValueError(f"the header selects {float(selected):.3g} of {frames} frames")
         self._is_whole = selected > frames - 0.5
@@ -207,7 +226,9 @@ class _Samples:
         count, frames = 0, self._stream.frames
         for packet in self._container.demux(self._stream):
             if packet.dts is not None:
-                count += 1
+                count, self.position = count + 1, max(self.position, packet.pos or 0)
+                if self._numbers is not None and packet.size:
+                    self._numbers.append(packet.dts)
                 if self._is_whole and packet.is_discard:
                     self._check_discarded(packet)
             yield packet
@@ -220,6 +241,12 @@ class _Samples:
         end = float(self._stream.duration * self._stream.time_base + _TOLERANCE_FRAMES / self._stream.average_rate)
         if not 0 <= seconds <= end:
             raise ValueError(f"the time of a frame, {seconds:.3f} s, is outside of the clip")
+
+    def time(self, frame: Any) -> int | None:
+        """The time of ``frame``, the next that is shown. In AVI with B-frames, the next is the one with the next number."""
+        if self._numbers is None:
+            return cast("int | None", frame.pts)
+        return self._numbers.popleft() if self._numbers else None
 
     def check_order(self, frame: Any) -> None:
         """Raise ValueError if ``frame`` is earlier than the last one, in containers that store the time of each frame."""
@@ -249,10 +276,15 @@ def _stream(container: Any, path: Path) -> Any:
     return stream
 
 
-def _seconds(frame: Any, stream: Any, count: int, origin: int) -> float:
-    """The time of ``frame`` since the start of the clip. Raises InvalidInput if neither the frame nor the clip tells."""
-    if frame.pts is not None:
-        return float((frame.pts - origin) * frame.time_base)
+def _is_numbered(container: Any, stream: Any) -> bool:
+    """True if packets have their number in the file instead of a time: in AVI. With B-frames, that is not the order of the frames."""
+    return bool(container.format.name == "avi" and stream.codec_context.has_b_frames)
+
+
+def _seconds(time: int | None, stream: Any, count: int, origin: int) -> float:
+    """Seconds from the start of the clip to ``time``. Raises InvalidInput if neither the frame nor the clip tells."""
+    if time is not None:
+        return float((time - origin) * stream.time_base)
     if stream.average_rate:
         return float(count / Fraction(stream.average_rate))
     raise InvalidInput("the frames have no times, and the clip has no rate", "convert the clip to MP4")
@@ -265,7 +297,8 @@ def _declared_seconds(container: Any, stream: Any) -> float:
     if stream.duration is not None:
         return float(stream.duration * stream.time_base)
     if container.duration is not None and len(container.streams) == 1:
-        return float(container.duration / av.time_base)
+        begin = (stream.start_time or 0) * stream.time_base if container.format.name.startswith("matroska") else 0
+        return max(0.0, float(container.duration / av.time_base - begin))  # Matroska has the time of the end
     return 0.0
 
 
