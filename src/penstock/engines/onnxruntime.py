@@ -31,6 +31,7 @@ from penstock.engines.base import (
     typed_options,
 )
 from penstock.engines.custom_ops import python_ops
+from penstock.engines.integer_division import guarded
 from penstock.errors import (
     DeadlineExceeded,
     EngineUnavailable,
@@ -44,6 +45,7 @@ from penstock.errors import (
 from penstock.protocol.onnx_scan import (
     has_control_flow,
     has_external_data,
+    has_recurrence,
     may_have_half_constants,
     unranked_inputs,
 )
@@ -137,19 +139,22 @@ class OnnxRuntimeEngine(OptionsEngine):
             session_options.add_session_config_entry("session.x64quantprecision", "1")
         providers = [(name, {"device_id": str(typed.gpu)} if name == _CUDA else {}) for name in typed.providers]
         try:
-            with artifact.on_disk() as path, _as_file(artifact) as file:
+            with artifact.on_disk() as path:
                 if path is not None:
                     session_options.add_session_config_entry(_EXTERNAL_FOLDER, str(path.parent.resolve()))
-                session = _session(artifact, file, session_options, providers)
+                safe = _guarded(artifact, path, providers)
+                with _as_file(safe) as file:
+                    session = _session(safe, file, session_options, providers)
         except Exception as error:
             raise _refusal(artifact, error) from error
         if _CUDA in typed.providers and _CUDA not in session.get_providers():  # ONNX Runtime would silently skip CUDA
             raise Unavailable(
                 f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
             )
+        recurrent = has_recurrence(artifact.data)
         if reporting is not None:
-            return PythonOpsModel(session, typed.arena, reporting)
-        model = OnnxRuntimeModel(session, typed.arena)
+            return PythonOpsModel(session, typed.arena, reporting, recurrent=recurrent)
+        model = OnnxRuntimeModel(session, typed.arena, recurrent=recurrent)
         is_steady = typed.providers == ("CPUExecutionProvider",) and not has_control_flow(artifact.data)
         model.predictable = model.predictable and is_steady
         model.unranked = unranked_inputs(artifact.data)
@@ -161,7 +166,8 @@ class OnnxRuntimeModel(LoadedModel):
 
     reentrant = True
 
-    def __init__(self, session: ort.InferenceSession, has_arena: bool) -> None:
+    def __init__(self, session: ort.InferenceSession, has_arena: bool, *, recurrent: bool = False) -> None:
+        """``recurrent``: the model has operators that end the process if their input is empty."""
         outputs = {value.name: value for value in session.get_outputs()}
         specs = {name: _output_spec(value) for name, value in outputs.items()}
         self.left_out = {name: outputs[name].type for name, spec in specs.items() if spec is None}
@@ -178,6 +184,8 @@ class OnnxRuntimeModel(LoadedModel):
         self._session: ort.InferenceSession | None = session
         self._run_options: ort.RunOptions | None = None
         inputs = self.signature.inputs + self.optional_inputs
+        self._filled = {spec.name for spec in inputs if recurrent and 0 not in spec.shape}
+        """Inputs that must not be empty."""
         self._run: Callable[[Mapping[str, Array]], list[Array]] = self._run_arrays
         if any(spec.datatype is DataType.BF16 for spec in inputs + self.signature.outputs):
             self._run = self._run_values
@@ -189,6 +197,8 @@ class OnnxRuntimeModel(LoadedModel):
             self._trimmer = ArenaTrimmer(partial(trim_arena, session, self.signature.inputs))
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._filled:
+            _refuse_empty(inputs, self._filled)
         if self._text_inputs:
             texts = {name: _to_text(name, inputs[name]) for name in self._text_inputs if name in inputs}
             inputs = {**inputs, **texts}
@@ -255,8 +265,8 @@ class PythonOpsModel(OnnxRuntimeModel):
 
     reentrant = False
 
-    def __init__(self, session: ort.InferenceSession, has_arena: bool, reporting: Any) -> None:
-        super().__init__(session, has_arena)
+    def __init__(self, session: ort.InferenceSession, has_arena: bool, reporting: Any, *, recurrent: bool = False) -> None:
+        super().__init__(session, has_arena, recurrent=recurrent)
         self.predictable, self.keeps_state = False, True
         self._reporting = reporting
 
@@ -267,6 +277,16 @@ class PythonOpsModel(OnnxRuntimeModel):
                 return super().forward(inputs)
         finally:
             self._run_options = None
+
+
+def _refuse_empty(inputs: Mapping[str, Array], names: Iterable[str]) -> None:
+    for name in names:
+        if name in inputs and not inputs[name].size:
+            raise InvalidArgument(
+                f"input '{name}' of shape {list(inputs[name].shape)} is empty, but the model has a recurrent operator (LSTM, GRU or RNN), "
+                "which ONNX Runtime cannot compute on an empty batch or sequence",
+                "send at least one row and one step",
+            )
 
 
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
@@ -311,6 +331,20 @@ def _is_in_parts(data: bytes) -> bool:
         return has_external_data(data)
     except ValueError:
         return True  # ONNX Runtime's own message is more precise
+
+
+def _guarded(artifact: Artifact, path: Any, providers: list[Any]) -> Artifact:
+    """``artifact`` with guarded divisions of integers, for loading only."""
+
+    def types(model: bytes) -> dict[str, str]:
+        options = _session_options(OnnxRuntimeOptions(threads=1, graph_level="disabled"))
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        if path is not None:
+            options.add_session_config_entry(_EXTERNAL_FOLDER, str(path.parent.resolve()))
+        _extensions(artifact, options)
+        return {value.name: value.type for value in ort.InferenceSession(model, options, providers=providers).get_outputs()}
+
+    return msgspec.structs.replace(artifact, data=guarded(artifact.data, types))
 
 
 def _may_have_half_constants(data: bytes) -> bool:
