@@ -1,14 +1,14 @@
-"""Rewrite divisions of integers in an ONNX model, because ONNX Runtime ends the process if one divides the smallest number by −1.
+"""Guard divisions of integers in an ONNX model, because ONNX Runtime ends the process if one divides the smallest number by −1.
 
-The quotient does not fit the type, so x86 CPUs raise a signal, in ``Div`` and in ``Mod``, for INT32 and INT64. Kernels of narrower types
-compute in 32 bits. The rewrite divides by 1 instead of −1 and negates the quotient, so results wrap around as in numpy::
+The quotient does not fit the type, so x86 CPUs raise a signal. This concerns ``Div`` and ``Mod`` of INT32 and INT64; the kernels of
+narrower types compute in 32 bits. The rewrite divides by 1 instead of −1 and negates the quotient, so results wrap around::
 
     is_minus_one = Cast(Equal(b, -1))
     Div(a, b) = Div(a, b + 2 * is_minus_one) * (1 - 2 * is_minus_one)
     Mod(a, b) = Mod(a, b + 2 * is_minus_one)
 
-These operators exist in every opset that ONNX Runtime supports. The rewrite reads and writes the protobuf wire format, because the server
-does not import ``onnx``. It covers the main graph, but not the bodies of If, Loop, Scan and functions.
+These operators exist in every opset that ONNX Runtime supports. The rewrite reads and writes the protobuf wire format, because the
+server does not import ``onnx``. It covers the main graph, but not the bodies of If, Loop, Scan and functions.
 """
 
 from __future__ import annotations
@@ -30,8 +30,18 @@ _TYPES = {6: np.dtype("<i4"), 7: np.dtype("<i8")}
 """The integer types with this fault, by their number in ONNX."""
 _ORT_TYPES = {"tensor(int32)": 6, "tensor(int64)": 7}
 _OPERATORS = (b"Div", b"Mod")
-_OF_FLOATS = frozenset({b"Sqrt", b"Exp", b"Erf", b"Sigmoid", b"Tanh", b"Softplus", b"Reciprocal", b"Softmax", b"LayerNormalization"})
+_OF_FLOATS = frozenset(
+    b"BatchNormalization Conv Erf Exp Gelu LayerNormalization Log Reciprocal Sigmoid Softmax Softplus Sqrt Tanh".split()
+)
 """Common operators whose outputs are never integers."""
+_KEEPS = frozenset(
+    b"Abs Clip Concat Expand Flatten Gather Identity MatMul Neg Pow ReduceL2 ReduceMax ReduceMean ReduceSum Relu Reshape Slice "
+    b"Squeeze Transpose Unsqueeze".split()
+)
+"""Common operators whose output has the type of the first input."""
+_ARITHMETIC = frozenset((b"Add", b"Div", b"Mod", b"Mul", b"Sub"))
+"""Common operators whose two inputs and output have the same type."""
+_FLOAT, _INT64 = 1, 7
 _MINUS_ONE = b"\xff\xff\xff\xff"
 """Bytes that occur in every serialized form of −1: packed, unpacked or raw, with 32 or 64 bits."""
 
@@ -71,30 +81,51 @@ def _suspects(graphs: list[memoryview]) -> dict[bytes, int]:
     divisions = [node for node, _ in nodes if node.operator in _OPERATORS and len(node.inputs) == 2]
     if not divisions:
         return {}
-    declared = dict(_declared(parts))
+    kinds = dict(_declared(parts))
     divisors = {node.inputs[1] for node in divisions}
-    safe = set()
-    for node, view in nodes:
-        is_safe = node.operator in _OF_FLOATS or (node.operator == b"Constant" and _MINUS_ONE not in bytes(view))
-        if node.output in divisors and is_safe:
-            safe.add(node.output)
     inputs = {_text(view, 1) for field, view in parts if field == _INPUT}
-    for field, view in parts:
-        if field == _INITIALIZER and (name := _text(view, _TENSOR_NAME)) in divisors:
-            declared[name] = next((value for part, value in read_fields(view) if part == _TENSOR_TYPE), 0)  # type: ignore[arg-type, assignment]
-            if declared[name] in _TYPES and name not in inputs and not _may_have_minus_one(view):
-                safe.add(name)
+    safe = set()
+    for tensor in (view for field, view in parts if field == _INITIALIZER and isinstance(view, memoryview)):
+        name = _text(tensor, _TENSOR_NAME)
+        kinds[name] = next(
+            (value for field, value in read_fields(tensor) if field == _TENSOR_TYPE and isinstance(value, int)), 0
+        )
+        if name in divisors and kinds[name] in _TYPES and name not in inputs and not _may_have_minus_one(tensor):
+            safe.add(name)
+    for node, view in nodes:
+        if not kinds.get(node.output):
+            kinds[node.output] = _kind(node, view, kinds)
+        if node.operator == b"Constant" and node.output in divisors and not _may_have_minus_one(view):
+            safe.add(node.output)
     found = {}
     for node in divisions:
-        kind = next((declared[name] for name in (*node.inputs, node.output) if declared.get(name)), 0)
+        kind = next((kinds[name] for name in (*node.inputs, node.output) if kinds.get(name)), 0)
         if node.inputs[1] not in safe and (not kind or kind in _TYPES):
             found[node.output] = kind
     return found
 
 
-def _may_have_minus_one(tensor: int | memoryview) -> bool:
-    is_external = any(field == _EXTERNAL_DATA for field, _ in read_fields(tensor))  # type: ignore[arg-type]
-    return is_external or _MINUS_ONE in bytes(tensor)  # type: ignore[arg-type]
+def _kind(node: _Node, message: memoryview, kinds: Mapping[bytes, int]) -> int:
+    """The number of the type of the output of ``node``; 0 if it is not known."""
+    if node.operator in _OF_FLOATS:
+        return _FLOAT
+    if node.operator in (b"Shape", b"Size"):
+        return _INT64
+    if node.operator == b"Cast":
+        to = [
+            value for attribute in _views(message, _ATTRIBUTE) for field, value in read_fields(attribute) if field == 3
+        ]
+        return next((value for value in to if isinstance(value, int)), 0)
+    if node.operator not in _KEEPS | _ARITHMETIC:
+        return 0
+    names = node.inputs[: 1 + (node.operator in _ARITHMETIC)]
+    return next((kinds[name] for name in names if kinds.get(name)), 0)
+
+
+def _may_have_minus_one(constant: memoryview) -> bool:
+    """True if ``constant``, a tensor or a node with a tensor, may contain −1. Data in an external file is not read."""
+    is_external = any(field == _EXTERNAL_DATA for field, _ in read_fields(constant))
+    return is_external or _MINUS_ONE in bytes(constant)
 
 
 def _declared(parts: Iterable[_Field]) -> Iterator[tuple[bytes, int]]:
@@ -103,7 +134,11 @@ def _declared(parts: Iterable[_Field]) -> Iterator[tuple[bytes, int]]:
         if field in (_INPUT, _OUTPUT, _VALUE_INFO) and isinstance(value, memoryview):
             for kind in _views(value, 2):
                 for tensor in _views(kind, 1):
-                    yield from ((_text(value, 1), number) for part, number in read_fields(tensor) if part == 1 and isinstance(number, int))
+                    yield from (
+                        (_text(value, 1), number)
+                        for part, number in read_fields(tensor)
+                        if part == 1 and isinstance(number, int)
+                    )
 
 
 def _rewritten(model: bytes, fields: list[_Field], divisions: Mapping[bytes, int]) -> bytes:
@@ -167,19 +202,19 @@ def _constant(name: bytes, value: int, kind: int) -> bytes:
 
 
 def _node(message: memoryview) -> _Node:
-    inputs, output, operator, domain = [], b"", b"", b""
+    inputs, outputs, operator, domain = [], [], b"", b""
     for field, value in read_fields(message):
         if isinstance(value, int) or field > _DOMAIN:
             continue
         if field == _NODE_INPUT:
             inputs.append(bytes(value))
         elif field == _NODE_OUTPUT:
-            output = output or bytes(value)
+            outputs.append(bytes(value))
         elif field == _OPERATOR:
             operator = bytes(value)
         elif field == _DOMAIN:
             domain = bytes(value)
-    return _Node(operator if domain in (b"", b"ai.onnx") else b"", inputs, output)
+    return _Node(operator if domain in (b"", b"ai.onnx") else b"", inputs, outputs[0] if outputs else b"")
 
 
 def _views(message: memoryview, wanted: int) -> Iterator[memoryview]:
