@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ _INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint32, np.uint
 
 
 def _onnx_type(datatype: Any) -> int:
-    return helper.np_dtype_to_tensor_dtype(np.dtype(datatype))
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(datatype)))
 
 
 def _model(
@@ -94,8 +95,8 @@ def test_guarded_divisions_equal_the_divisions_of_numpy(operator: str, datatype:
     a, b = (np.array(each, datatype) for each in zip(*pairs, strict=True))
     name = ("Mod", "fmod") if operator == "fmod" else (operator, "direct")
     found = _loaded(*name, datatype).forward({"a": a, "b": b})["y"]
-    wanted = {"Div": lambda: _quotient(a, b), "Mod": lambda: np.mod(a, b), "fmod": lambda: np.fmod(a, b)}[operator]()
-    assert found.tolist() == wanted.tolist()
+    exact = _quotient(a, b) if operator == "Div" else np.fmod(a, b) if operator == "fmod" else np.mod(a, b)
+    assert found.tolist() == exact.tolist()
 
 
 _models: dict[tuple[str, str, Any], Any] = {}
@@ -144,6 +145,38 @@ def test_a_default_value_of_a_divisor_may_be_replaced() -> None:
     inputs = {"a": np.array([-(2**63)]), "b": np.array([-1])}
     found = apart.forward(Artifact.from_bytes(model.SerializeToString()), inputs, as_written=False)
     assert found["y"].tolist() == [-(2**63)]
+
+
+def test_a_divisor_in_an_external_file(tmp_path: Path) -> None:
+    model = _division("Div", np.int64, "initializer")
+    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
+    artifact = Artifact.from_file(tmp_path / "m.onnx")
+    for each in (artifact, Artifact.from_files("m.onnx", artifact.files(), artifact.format)):
+        found = apart.forward(each, {"a": np.array([-(2**63), 7])}, as_written=False)
+        assert found["y"].tolist() == [-(2**63), -7]
+
+
+@pytest.mark.parametrize("body", ["If", "Loop"])
+def test_divisions_in_bodies(body: str) -> None:
+    division = helper.make_node("Div", ["a", "b"], ["q"])
+    value = helper.make_tensor_value_info("q", onnx.TensorProto.INT64, None)
+    nodes = [helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True)))]
+    if body == "If":
+        inner = helper.make_graph([division], "then", [], [value])
+        other = helper.make_graph(
+            [helper.make_node("Identity", ["a"], ["o"])], "else", [], [helper.make_empty_tensor_value_info("o")]
+        )
+        nodes += [helper.make_node("If", ["yes"], ["y"], then_branch=inner, else_branch=other)]
+    else:
+        places = [helper.make_tensor_value_info(*each) for each in (("i", 7, []), ("go", 9, []), ("s", 7, ["n"]))]
+        kept = [helper.make_node("Identity", ["go"], ["on"])]
+        ends = [helper.make_tensor_value_info("on", 9, []), value]
+        inner = helper.make_graph([helper.make_node("Div", ["s", "b"], ["q"]), *kept], "body", places, ends)
+        nodes += [helper.make_node("Constant", [], ["times"], value=numpy_helper.from_array(np.array(1)))]
+        nodes += [helper.make_node("Loop", ["times", "yes", "a"], ["y"], body=inner)]
+    artifact = Artifact.from_bytes(_model(nodes, np.int64).SerializeToString())
+    inputs = {"a": np.array([-(2**63), 7]), "b": np.array([-1, -2])}
+    assert apart.forward(artifact, inputs, as_written=False)["y"].tolist() == [-(2**63), -3]
 
 
 def _recurrent(operator: str, datatype: Any, direction: str) -> onnx.ModelProto:

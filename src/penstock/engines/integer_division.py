@@ -8,15 +8,15 @@ narrower types compute in 32 bits. The rewrite divides by 1 instead of −1 and 
     Mod(a, b) = Mod(a, b + 2 * is_minus_one)
 
 These operators exist in every opset that ONNX Runtime supports. The rewrite reads and writes the protobuf wire format, because the
-server does not import ``onnx``. It covers the main graph, but not the bodies of If, Loop, Scan and functions.
+server does not import ``onnx``. In the bodies of If, Loop and Scan, it covers the divisions whose types follow from declared types. It
+does not cover functions.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
-
-import numpy as np
 
 from penstock.protocol.varint import read_fields, write_varint
 
@@ -26,8 +26,8 @@ _GRAPH = 7
 _NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO = 1, 5, 11, 12, 13
 _NODE_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
 _TENSOR_TYPE, _TENSOR_NAME, _EXTERNAL_DATA = 2, 8, 13
-_TYPES = {6: np.dtype("<i4"), 7: np.dtype("<i8")}
-"""The integer types with this fault, by their number in ONNX."""
+_TYPES = (6, 7)
+"""The numbers of INT32 and INT64 in ONNX."""
 _ORT_TYPES = {"tensor(int32)": 6, "tensor(int64)": 7}
 _OPERATORS = (b"Div", b"Mod")
 _OF_FLOATS = frozenset(
@@ -42,6 +42,12 @@ _KEEPS = frozenset(
 _ARITHMETIC = frozenset((b"Add", b"Div", b"Mod", b"Mul", b"Sub"))
 """Common operators whose two inputs and output have the same type."""
 _FLOAT, _INT64 = 1, 7
+_GRAPHS = (6, 11)
+"""The fields of an attribute that have graphs."""
+_IS_INTEGER, _IS_TENSOR = b"\xa0\x01\x02", b"\xa0\x01\x04"
+"""The type of an attribute, field 20."""
+_MAX_DEPTH = 100
+"""The nesting limit of protobuf itself."""
 _MINUS_ONE = b"\xff\xff\xff\xff"
 """Bytes that occur in every serialized form of −1: packed, unpacked or raw, with 32 or 64 bits."""
 
@@ -56,47 +62,113 @@ def guarded(model: bytes, types: Callable[[bytes], Mapping[str, str]]) -> bytes:
     """``model`` with guarded divisions; the same object if it needs no guard.
 
     ``types`` loads a variant of the model and returns ONNX Runtime's types of its outputs. It is called only if the types of
-    divisions are not declared in the model. Raises ValueError if the bytes are not well-formed protobuf.
+    divisions do not follow from types that the model declares. Raises ValueError if the bytes are not well-formed protobuf.
     """
     if not any(operator in model for operator in _OPERATORS):
         return model
+
+    def infer(names: list[bytes]) -> dict[bytes, int]:
+        outputs = [
+            _field(_OUTPUT, _field(1, name)) for name in names
+        ]  # an output without a type gets the inferred type
+        inferred = types(model + _field(_GRAPH, *outputs))
+        return {name: _ORT_TYPES.get(inferred.get(name.decode("utf-8", "replace"), ""), 0) for name in names}
+
+    prefix = b"penstock_division_"
+    while prefix in model:
+        prefix += b"_"
     fields = list(read_fields(model))
-    found = _suspects([view for field, view in fields if field == _GRAPH and isinstance(view, memoryview)])
-    if not found:
+    graphs = [view for field, view in fields if field == _GRAPH and isinstance(view, memoryview)]
+    # Protobuf merges the parts of a message that is written in parts.
+    graph = graphs[0] if len(graphs) == 1 else memoryview(b"".join(graphs))
+    changed = _guarded_graph(graph, {}, prefix, infer, 0)
+    if changed is None:
         return model
-    unknown = [name for name, kind in found.items() if not kind]
-    if unknown:
-        # An output without a type gets the type that ONNX Runtime infers.
-        more = [_field(_OUTPUT, _field(1, name)) for name in unknown]
-        inferred = types(model + _field(_GRAPH, *more))
-        found |= {name: _ORT_TYPES.get(inferred.get(name.decode("utf-8", "replace"), ""), 0) for name in unknown}
-    divisions = {name: kind for name, kind in found.items() if kind in _TYPES}
-    return _rewritten(model, fields, divisions) if divisions else model
+    kept = [part for field, value in fields if field != _GRAPH for part in _parts(field, value)]
+    return b"".join([*kept, write_varint(_GRAPH << 3 | 2), write_varint(sum(map(len, changed))), *changed])
 
 
-def _suspects(graphs: list[memoryview]) -> dict[bytes, int]:
-    """The outputs of divisions whose divisor may be −1, each with the number of its type; 0 if it is not declared."""
-    parts = [part for graph in graphs for part in read_fields(graph)]
+def _guarded_graph(
+    graph: memoryview,
+    outer: Mapping[bytes, int],
+    prefix: bytes,
+    infer: Callable[[list[bytes]], dict[bytes, int]],
+    depth: int,
+) -> list[bytes | memoryview] | None:
+    """The parts of ``graph`` with guarded divisions; None if nothing changes. ``outer`` has the types of values outside the graph."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    parts = list(read_fields(graph))
+    kinds = {**outer, **_kinds(parts)}
+    found = _suspects(parts, kinds)
+    if unknown := [name for name, kind in found.items() if not kind]:
+        found |= infer(unknown)
+    written: list[bytes | memoryview] = []
+    is_changed = False
+    for number, (field, value) in enumerate(parts):
+        replaced: list[bytes | memoryview] | None = None
+        if field == _NODE and isinstance(value, memoryview):
+            node, name = _node(value), b"%s%d_" % (prefix, number)
+            if node.operator in _OPERATORS and found.get(node.output) in _TYPES:
+                replaced = [*_guard(node, value, name, found[node.output])]
+            elif any(operator in bytes(value) for operator in _OPERATORS):
+                replaced = _with_guarded_bodies(value, kinds, name, depth)
+        written += _parts(field, value) if replaced is None else replaced
+        is_changed |= replaced is not None
+    return written if is_changed else None
+
+
+def _with_guarded_bodies(
+    node: memoryview, kinds: Mapping[bytes, int], prefix: bytes, depth: int
+) -> list[bytes | memoryview] | None:
+    """``node`` with guarded divisions in the graphs of its attributes; None if nothing changes."""
+    written: list[bytes | memoryview] = []
+    is_changed = False
+    for number, (field, value) in enumerate(read_fields(node)):
+        attribute: list[bytes | memoryview] = []
+        has_changed = False
+        for part, inner in read_fields(value) if field == _ATTRIBUTE and isinstance(value, memoryview) else ():
+            name = b"%s%d_%d_" % (prefix, number, len(attribute))
+            is_body = part in _GRAPHS and isinstance(inner, memoryview)
+            body = _guarded_graph(inner, kinds, name, lambda _: {}, depth + 1) if is_body else None  # type: ignore[arg-type]
+            attribute += _parts(part, inner) if body is None else [_field(part, *body)]
+            has_changed |= body is not None
+        # An attribute with numbers is kept as it is, because read_fields skips floats.
+        written += [_field(field, *attribute)] if has_changed else _parts(field, value)
+        is_changed |= has_changed
+    return [_field(_NODE, *written)] if is_changed else None
+
+
+def _kinds(parts: Iterable[_Field]) -> dict[bytes, int]:
+    """The types that a graph declares for its values and initializers."""
+    kinds = dict(_declared(parts))
+    for field, tensor in parts:
+        if field == _INITIALIZER and isinstance(tensor, memoryview):
+            numbers = (value for part, value in read_fields(tensor) if part == _TENSOR_TYPE and isinstance(value, int))
+            kinds[_text(tensor, _TENSOR_NAME)] = next(numbers, 0)
+    return kinds
+
+
+def _suspects(parts: list[_Field], kinds: dict[bytes, int]) -> dict[bytes, int]:
+    """The outputs of divisions of integers whose divisor may be −1, with the number of their type; 0 if it is not known.
+
+    Adds the types that follow from ``kinds`` to ``kinds``.
+    """
     nodes = [(_node(view), view) for field, view in parts if field == _NODE and isinstance(view, memoryview)]
     divisions = [node for node, _ in nodes if node.operator in _OPERATORS and len(node.inputs) == 2]
-    if not divisions:
-        return {}
-    kinds = dict(_declared(parts))
     divisors = {node.inputs[1] for node in divisions}
-    inputs = {_text(view, 1) for field, view in parts if field == _INPUT}
-    safe = set()
-    for tensor in (view for field, view in parts if field == _INITIALIZER and isinstance(view, memoryview)):
-        name = _text(tensor, _TENSOR_NAME)
-        kinds[name] = next(
-            (value for field, value in read_fields(tensor) if field == _TENSOR_TYPE and isinstance(value, int)), 0
-        )
-        if name in divisors and kinds[name] in _TYPES and name not in inputs and not _may_have_minus_one(tensor):
-            safe.add(name)
     for node, view in nodes:
         if not kinds.get(node.output):
             kinds[node.output] = _kind(node, view, kinds)
-        if node.operator == b"Constant" and node.output in divisors and not _may_have_minus_one(view):
-            safe.add(node.output)
+    inputs = {_text(view, 1) for field, view in parts if field == _INPUT}
+    constants = [(node.output, view) for node, view in nodes if node.operator == b"Constant"]
+    tensors = [
+        (_text(view, _TENSOR_NAME), view)
+        for field, view in parts
+        if field == _INITIALIZER and isinstance(view, memoryview)
+    ]
+    constants += [(name, view) for name, view in tensors if name not in inputs and kinds[name] in _TYPES]
+    safe = {name for name, view in constants if name in divisors and not _may_have_minus_one(view)}
     found = {}
     for node in divisions:
         kind = next((kinds[name] for name in (*node.inputs, node.output) if kinds.get(name)), 0)
@@ -141,36 +213,15 @@ def _declared(parts: Iterable[_Field]) -> Iterator[tuple[bytes, int]]:
                     )
 
 
-def _rewritten(model: bytes, fields: list[_Field], divisions: Mapping[bytes, int]) -> bytes:
-    prefix = b"penstock_division"
-    while prefix in model:
-        prefix += b"_"
-    written: list[bytes | memoryview] = []
-    for field, value in fields:
-        if field != _GRAPH or isinstance(value, int):
-            written += _parts(field, value)
-            continue
-        graph: list[bytes | memoryview] = []
-        for part, inner in read_fields(value):
-            node = _node(inner) if part == _NODE and isinstance(inner, memoryview) else None
-            if node and node.operator in _OPERATORS and node.output in divisions:
-                name = b"%s_%d_" % (prefix, len(graph))
-                graph += _guard(node, inner, name, divisions[node.output])  # type: ignore[arg-type]
-            else:
-                graph += _parts(part, inner)
-        written += [write_varint(_GRAPH << 3 | 2), write_varint(sum(map(len, graph))), *graph]
-    return b"".join(written)
-
-
 def _guard(node: _Node, message: memoryview, name: bytes, kind: int) -> list[bytes]:
     """The nodes that replace the division ``node``."""
     flag, number, two, one, minus = (name + end for end in (b"is", b"flag", b"two", b"one", b"minus"))
     twice, divisor, sign, quotient = (name + end for end in (b"twice", b"divisor", b"sign", b"quotient"))
     nodes = [
-        _constant(minus, -1, kind),
-        _constant(two, 2, kind),
+        *_constants(minus, -1, kind),
+        *_constants(two, 2, kind),
         _operator(b"Equal", [node.inputs[1], minus], flag),
-        _operator(b"Cast", [flag], number, _field(1, b"to"), _parts(3, kind)[0], b"\xa0\x01\x02"),
+        _cast(flag, number, kind),
         _operator(b"Mul", [number, two], twice),
         _operator(b"Add", [node.inputs[1], twice], divisor),
     ]
@@ -183,7 +234,7 @@ def _guard(node: _Node, message: memoryview, name: bytes, kind: int) -> list[byt
     nodes.append(_field(_NODE, *changed))
     if is_quotient:
         nodes += [
-            _constant(one, 1, kind),
+            *_constants(one, 1, kind),
             _operator(b"Sub", [one, twice], sign),
             _operator(b"Mul", [quotient, sign], node.output),
         ]
@@ -196,9 +247,21 @@ def _operator(operator: bytes, inputs: list[bytes], output: bytes, *attribute: b
     return _field(_NODE, *written, *([_field(_ATTRIBUTE, *attribute)] if attribute else []))
 
 
-def _constant(name: bytes, value: int, kind: int) -> bytes:
-    tensor = _field(5, _parts(_TENSOR_TYPE, kind)[0], _field(9, np.array(value, _TYPES[kind]).tobytes()))
-    return _operator(b"Constant", [], name, _field(1, b"value"), tensor, b"\xa0\x01\x04")
+def _constants(name: bytes, value: int, kind: int) -> list[bytes]:
+    """The nodes that make the scalar ``name``. Before opset 9, ``Constant`` only makes floats."""
+    tensor = _field(5, _number(_TENSOR_TYPE, _FLOAT), _field(9, struct.pack("<f", value)))
+    return [
+        _operator(b"Constant", [], name + b"_float", _field(1, b"value"), tensor, _IS_TENSOR),
+        _cast(name + b"_float", name, kind),
+    ]
+
+
+def _cast(source: bytes, name: bytes, kind: int) -> bytes:
+    return _operator(b"Cast", [source], name, _field(1, b"to"), _number(3, kind), _IS_INTEGER)
+
+
+def _number(field: int, value: int) -> bytes:
+    return write_varint(field << 3) + write_varint(value)
 
 
 def _node(message: memoryview) -> _Node:
@@ -227,7 +290,7 @@ def _text(message: int | memoryview, field: int) -> bytes:
 
 def _parts(field: int, value: int | memoryview) -> list[bytes | memoryview]:
     if isinstance(value, int):
-        return [write_varint(field << 3) + write_varint(value)]
+        return [_number(field, value)]
     return [write_varint(field << 3 | 2) + write_varint(len(value)), value]
 
 
