@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import glob
 import os
 import re
@@ -10,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,7 +30,9 @@ from penstock.engines.base import (
     run_error,
     typed_options,
 )
+from penstock.engines.conversions import from_maps, from_text, from_value, to_text, to_value
 from penstock.engines.custom_ops import python_ops
+from penstock.engines.integer_division import guarded
 from penstock.errors import (
     DeadlineExceeded,
     EngineUnavailable,
@@ -44,10 +46,11 @@ from penstock.errors import (
 from penstock.protocol.onnx_scan import (
     has_control_flow,
     has_external_data,
+    has_recurrence,
     may_have_half_constants,
     unranked_inputs,
 )
-from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
+from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _ORT_NAMES = {DataType.FP32: "float", DataType.FP64: "double", DataType.BYTES: "string"}
 """The names of element types that differ between ONNX Runtime and numpy."""
@@ -75,8 +78,6 @@ constant in FP16. Both rewrites that are needed for the crash change the inputs 
 FP32 once instead of in each run, is worth more."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
-_PADDED_BYTES = 64 << 20
-"""Maximum bytes of an input that is not UTF-8 text, after all its elements are padded to the same length."""
 _STATUSES = ("Fail", "InvalidArgument", "RuntimeException")
 """Errors that ONNX Runtime raises if an operator rejects its inputs. It also raises them for other failures."""
 _LARGE_BYTES = 1 << 20
@@ -137,19 +138,22 @@ class OnnxRuntimeEngine(OptionsEngine):
             session_options.add_session_config_entry("session.x64quantprecision", "1")
         providers = [(name, {"device_id": str(typed.gpu)} if name == _CUDA else {}) for name in typed.providers]
         try:
-            with artifact.on_disk() as path, _as_file(artifact) as file:
+            with artifact.on_disk() as path:
                 if path is not None:
                     session_options.add_session_config_entry(_EXTERNAL_FOLDER, str(path.parent.resolve()))
-                session = _session(artifact, file, session_options, providers)
+                safe = _guarded(artifact, path, providers)
+                with _as_file(safe) as file:
+                    session = _session(safe, file, session_options, providers)
         except Exception as error:
             raise _refusal(artifact, error) from error
         if _CUDA in typed.providers and _CUDA not in session.get_providers():  # ONNX Runtime would silently skip CUDA
             raise Unavailable(
                 f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
             )
+        recurrent = has_recurrence(artifact.data)
         if reporting is not None:
-            return PythonOpsModel(session, typed.arena, reporting)
-        model = OnnxRuntimeModel(session, typed.arena)
+            return PythonOpsModel(session, typed.arena, reporting, recurrent=recurrent)
+        model = OnnxRuntimeModel(session, typed.arena, recurrent=recurrent)
         is_steady = typed.providers == ("CPUExecutionProvider",) and not has_control_flow(artifact.data)
         model.predictable = model.predictable and is_steady
         model.unranked = unranked_inputs(artifact.data)
@@ -161,7 +165,8 @@ class OnnxRuntimeModel(LoadedModel):
 
     reentrant = True
 
-    def __init__(self, session: ort.InferenceSession, has_arena: bool) -> None:
+    def __init__(self, session: ort.InferenceSession, has_arena: bool, *, recurrent: bool = False) -> None:
+        """``recurrent``: the model has operators that end the process if their input is empty."""
         outputs = {value.name: value for value in session.get_outputs()}
         specs = {name: _output_spec(value) for name, value in outputs.items()}
         self.left_out = {name: outputs[name].type for name, spec in specs.items() if spec is None}
@@ -178,6 +183,8 @@ class OnnxRuntimeModel(LoadedModel):
         self._session: ort.InferenceSession | None = session
         self._run_options: ort.RunOptions | None = None
         inputs = self.signature.inputs + self.optional_inputs
+        self._filled = {spec.name for spec in inputs if recurrent and 0 not in spec.shape}
+        """Inputs that must not be empty."""
         self._run: Callable[[Mapping[str, Array]], list[Array]] = self._run_arrays
         if any(spec.datatype is DataType.BF16 for spec in inputs + self.signature.outputs):
             self._run = self._run_values
@@ -189,8 +196,10 @@ class OnnxRuntimeModel(LoadedModel):
             self._trimmer = ArenaTrimmer(partial(trim_arena, session, self.signature.inputs))
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self._filled:
+            _refuse_empty(inputs, self._filled)
         if self._text_inputs:
-            texts = {name: _to_text(name, inputs[name]) for name in self._text_inputs if name in inputs}
+            texts = {name: to_text(name, inputs[name]) for name in self._text_inputs if name in inputs}
             inputs = {**inputs, **texts}
         try:
             outputs = self._run(inputs)
@@ -207,9 +216,9 @@ class OnnxRuntimeModel(LoadedModel):
             raise run_error(_reason(error), is_status=type(error).__name__ in _STATUSES) from error
         named = dict(zip(self._names, outputs, strict=True))
         for spec in self._maps:
-            named[spec.name] = _from_maps(spec, named[spec.name])
+            named[spec.name] = from_maps(spec, named[spec.name])
         for name in self._text_outputs:
-            named[name] = _from_text(named[name])
+            named[name] = from_text(named[name])
         size = 0  # plain loops are faster here than sum()
         for array in inputs.values():
             size += array.nbytes
@@ -245,9 +254,9 @@ class OnnxRuntimeModel(LoadedModel):
 
     def _run_values(self, inputs: Mapping[str, Array]) -> list[Array]:
         # ONNX Runtime's numpy interface does not support bfloat16, so such tensors are passed as 16-bit integers.
-        feeds = {name: _to_value(array) for name, array in inputs.items()}
+        feeds = {name: to_value(array) for name, array in inputs.items()}
         values = self._session.run_with_ort_values(self._names, feeds, self._run_options)  # type: ignore[union-attr]
-        return [_from_value(value) for value in values]
+        return [from_value(value) for value in values]
 
 
 class PythonOpsModel(OnnxRuntimeModel):
@@ -255,8 +264,10 @@ class PythonOpsModel(OnnxRuntimeModel):
 
     reentrant = False
 
-    def __init__(self, session: ort.InferenceSession, has_arena: bool, reporting: Any) -> None:
-        super().__init__(session, has_arena)
+    def __init__(
+        self, session: ort.InferenceSession, has_arena: bool, reporting: Any, *, recurrent: bool = False
+    ) -> None:
+        super().__init__(session, has_arena, recurrent=recurrent)
         self.predictable, self.keeps_state = False, True
         self._reporting = reporting
 
@@ -267,6 +278,16 @@ class PythonOpsModel(OnnxRuntimeModel):
                 return super().forward(inputs)
         finally:
             self._run_options = None
+
+
+def _refuse_empty(inputs: Mapping[str, Array], names: Iterable[str]) -> None:
+    for name in names:
+        if name in inputs and not inputs[name].size:
+            raise InvalidArgument(
+                f"input '{name}' of shape {list(inputs[name].shape)} is empty, but the model has recurrent operators, "
+                "such as LSTM and GRU, which ONNX Runtime cannot compute for an empty batch or sequence",
+                "send at least one row and one step",
+            )
 
 
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
@@ -280,7 +301,7 @@ def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> N
     arrays = {spec.name: np.zeros([max(0, dim) for dim in spec.shape], _feed_type(spec)) for spec in inputs}
     with suppress(Exception):  # a terminated run always raises an exception
         if any(spec.datatype is DataType.BF16 for spec in inputs):
-            session.run_with_ort_values(None, {name: _to_value(array) for name, array in arrays.items()}, options)
+            session.run_with_ort_values(None, {name: to_value(array) for name, array in arrays.items()}, options)
         else:
             session.run(None, arrays, options)
 
@@ -311,6 +332,22 @@ def _is_in_parts(data: bytes) -> bool:
         return has_external_data(data)
     except ValueError:
         return True  # ONNX Runtime's own message is more precise
+
+
+def _guarded(artifact: Artifact, path: Path | None, providers: list[Any]) -> Artifact:
+    """``artifact`` with guarded divisions of integers, for loading only."""
+
+    def types(model: bytes) -> dict[str, str]:
+        options = _session_options(OnnxRuntimeOptions(threads=1, graph_level="disabled"))
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        if path is not None:
+            options.add_session_config_entry(_EXTERNAL_FOLDER, str(path.parent.resolve()))
+        _extensions(artifact, options)
+        with _as_file(msgspec.structs.replace(artifact, data=model)) as file:
+            session = ort.InferenceSession(file, options, providers=providers)
+        return {value.name: value.type for value in session.get_outputs()}
+
+    return msgspec.structs.replace(artifact, data=guarded(artifact.data, types))
 
 
 def _may_have_half_constants(data: bytes) -> bool:
@@ -378,65 +415,6 @@ def _output_spec(value: Any) -> TensorSpec | None:
     if maps := _MAPS.fullmatch(value.type):
         return TensorSpec(value.name, _BY_ORT_TYPE[maps[1]], (-1, -1))
     return _spec(value) if value.type in _BY_ORT_TYPE else None
-
-
-def _from_maps(spec: TensorSpec, maps: Any) -> Array:
-    """The tensor of ``maps``: one row per map, with the values in the order of the keys. Raises Unsupported if the maps have
-    different keys.
-    """
-    keys = sorted(maps[0]) if maps else []
-    if any(sorted(one) != keys for one in maps):
-        raise Unsupported(f"output '{spec.name}' has maps with different keys, which cannot form one tensor")
-    return np.array([[one[key] for key in keys] for one in maps], spec.datatype.dtype).reshape(len(maps), len(keys))
-
-
-def _to_text(name: str, array: Array) -> Array:
-    """``array`` in the form that ONNX Runtime expects: text if all elements are UTF-8, otherwise numpy's bytes type.
-
-    ONNX Runtime would convert bytes objects with ``str(element)``. It reads each element of numpy's bytes type up to a zero byte,
-    even beyond the element's end. The returned type is therefore one byte wider than the longest element.
-    """
-    elements = [as_bytes(element) for element in array.reshape(-1).tolist()]
-    try:
-        return np.array([element.decode() for element in elements], dtype=np.object_).reshape(array.shape)
-    except UnicodeDecodeError:
-        pass
-    for number, element in enumerate(elements):
-        if b"\0" in element:
-            raise InvalidArgument(
-                f"element {number} of input '{name}' contains a zero byte, "
-                "which ONNX Runtime accepts only if all elements are UTF-8 text",
-                "send text, or the bytes as a UINT8 tensor",
-            )
-    width = max(map(len, elements)) + 1
-    if width * len(elements) > max(_PADDED_BYTES, 2 * sum(map(len, elements))):
-        raise InvalidArgument(
-            f"input '{name}' has text that is not UTF-8, so its {len(elements)} elements are padded to {width} bytes each, "
-            f"which exceeds the limit of {_PADDED_BYTES} bytes",
-            "send text, elements of similar length, or the bytes as a UINT8 tensor",
-        )
-    return np.array(elements, np.dtype((np.bytes_, width))).reshape(array.shape)
-
-
-def _from_text(array: Array) -> Array:
-    encoded = np.empty(array.size, np.object_)
-    encoded[:] = [element.encode() for element in array.reshape(-1).tolist()]
-    return encoded.reshape(array.shape)
-
-
-def _to_value(array: Array) -> ort.OrtValue:
-    if array.dtype == DataType.BF16.dtype:
-        bits = np.asarray(array, order="C").view(np.uint16)  # keeps rank 0
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, DataType.BF16.onnx)
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-def _from_value(value: ort.OrtValue) -> Array:
-    if value.data_type() != "tensor(bfloat16)":
-        return np.asarray(value.numpy())
-    array = np.empty(value.shape(), DataType.BF16.dtype)
-    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
-    return array
 
 
 def _session(artifact: Artifact, file: Any, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:

@@ -90,6 +90,30 @@ def unranked_inputs(model: bytes) -> frozenset[str]:
     return frozenset(found)
 
 
+def has_recurrence(model: bytes) -> bool:
+    """True if ``model`` has an operator LSTM, GRU or RNN, also in the body of another operator or of a function. Raises ValueError
+    if the bytes are not well-formed protobuf.
+    """
+    if not any(name in model for name in (b"LSTM", b"GRU", b"RNN")):
+        return False
+    return any(_has_recurrence(graph, 1, 0) for graph in _entries(model, 7)) or any(
+        _has_recurrence(function, 7, 0) for function in _entries(model, 25)
+    )
+
+
+def _has_recurrence(graph: memoryview, nodes: int, depth: int) -> bool:
+    """True if ``graph``, whose field ``nodes`` has the nodes, has a recurrent operator."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    for node in _entries(graph, nodes):
+        if b"".join(_entries(node, 4)).endswith((b"LSTM", b"GRU", b"RNN")):
+            return True
+        for attribute in _entries(node, 5):
+            if any(_has_recurrence(body, 1, depth + 1) for field in _GRAPHS for body in _entries(attribute, field)):
+                return True
+    return False
+
+
 def _entries(message: bytes | memoryview, wanted: int) -> Iterator[memoryview]:
     """The values of the length-delimited field ``wanted``."""
     return (value for field, value in read_fields(message) if field == wanted and isinstance(value, memoryview))

@@ -9,6 +9,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from penstock.artifact import Artifact, Format
+from penstock.engines.integer_division import guarded
 from penstock.protocol import onnx_scan
 from penstock.protocol.varint import write_varint
 from penstock.rows.graph import read_graph
@@ -22,6 +23,7 @@ from tests.row_graphs import parsed
 _SIGNATURE = Signature((TensorSpec("x", DataType.FP32, (-1, 4)),), (TensorSpec("y", DataType.FP32, (-1, 4)),))
 _BODIES = (
     "y = Relu(x)",
+    "i = Cast<to = 7>(x) j = Div(i, i) k = Mod(j, i) y = Cast<to = 1>(k)",
     "a = Mul(x, x) b = ReduceSum<keepdims = 1>(a, axes) y = Add(x, b)",
     "s = Shape(x) f = Reshape(x, s) y = Transpose<perm = [0, 1]>(f)",
     "c = Constant<value = float[1] {1.0}>() d = Add(x, c) p, q = Split<axis = 1>(d) y = Concat<axis = 1>(p, q)",
@@ -82,7 +84,12 @@ class OnnxFileTarget(DecoderTarget):
     def _decode_model(self, data: bytes) -> object:
         reason = unproven(Artifact.from_bytes(data, Format.ONNX), _SIGNATURE)
         model = read_graph(data)
-        facts = onnx_scan.has_control_flow(data), sorted(onnx_scan.unranked_inputs(data))
+        facts = (
+            onnx_scan.has_control_flow(data),
+            sorted(onnx_scan.unranked_inputs(data)),
+            onnx_scan.has_recurrence(data),
+        )
+        guarded(data, lambda _: {})
         files = onnx_scan.external_files(data)
         self._compare(data, len(model.graph.nodes), files)
         return reason, facts, sorted(files)
