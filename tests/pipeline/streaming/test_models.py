@@ -17,6 +17,7 @@ from penstock.pipeline.executor import Told
 from penstock.pipeline.function import ModelStep
 from penstock.pipeline.streaming.models import LocalModel, attempted, from_rows, guarded, run_rows, shapes_of
 from penstock.pipeline.streaming.stages import Stages
+from penstock.pipeline.value import Value
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from random_functions import Wiring, function_of
 
@@ -162,7 +163,7 @@ def streamed_and_single(rank: int, forms: list[tuple[tuple[int, ...], type]], th
     model = Summed()
     stages = Stages(function_of(Wiring(), step), {"net": LocalModel(model.forward, 8, is_tuned=True)})
     rng = np.random.default_rng(len(forms))
-    given = [{"x": rng.integers(0, 9, shape).astype(dtype)} for shape, dtype in forms]
+    given: list[dict[str, Value]] = [{"x": rng.integers(0, 9, shape).astype(dtype)} for shape, dtype in forms]
     wanted = [attempted(stages.call, item) for item in given]
     model.rows.clear()
     found = list(stages.stream(given, ahead=64, threads=threads))
