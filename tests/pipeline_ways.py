@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -122,6 +123,8 @@ class Expected(NamedTuple):
 
     outputs: dict[str, Value]
     errors: tuple[PenstockError, ...]
+    ran: Counter[str] = Counter()
+    """How often each class of steps ran with success, and each size of a ``map``, as ``map 300``."""
 
 
 def expected(function: Function, models: Models, inputs: Mapping[str, Value], outputs: Sequence[str] = ()) -> Expected:
@@ -129,6 +132,7 @@ def expected(function: Function, models: Models, inputs: Mapping[str, Value], ou
     wanted = tuple(outputs or function.graph.outputs)
     plan = function.graph.plan(wanted)
     values, lost, errors = dict(inputs), set[str](), list[PenstockError]()
+    ran = Counter[str]()
     for step in plan.steps:
         if not lost.isdisjoint(step.reads):
             lost.update(step.outputs.values())
@@ -138,7 +142,7 @@ def expected(function: Function, models: Models, inputs: Mapping[str, Value], ou
         try:
             if (taken := step.take(values)) is None:
                 continue
-            found, failed = _run(function.work[step.name], models, taken, tuple(step.outputs))
+            found, failed = _run(function.work[step.name], models, taken, tuple(step.outputs), ran)
         except PenstockError as error:
             failed = [error]
         if failed:
@@ -148,14 +152,14 @@ def expected(function: Function, models: Models, inputs: Mapping[str, Value], ou
             values |= {tensor: found[own] for own, tensor in step.outputs.items()}
     if not errors:
         try:
-            return Expected(wanted_of(plan, values), ())
+            return Expected(wanted_of(plan, values), (), ran)
         except InvalidArgument as error:
             errors.append(error)
-    return Expected({}, tuple(errors))
+    return Expected({}, tuple(errors), ran)
 
 
 def _run(
-    work: Any, models: Models, inputs: dict[str, Value], outputs: tuple[str, ...]
+    work: Any, models: Models, inputs: dict[str, Value], outputs: tuple[str, ...], ran: Counter[str]
 ) -> tuple[Mapping[str, Value], Sequence[PenstockError]]:
     if isinstance(work, ModelStep):
         return work.from_model(models[work.model].forward(work.to_model(inputs))), ()
@@ -163,10 +167,14 @@ def _run(
         results, errors = list[dict[str, Value]](), list[PenstockError]()
         for number, element in enumerate(inputs[work.over]):
             one = expected(work.inner, models, {**inputs, work.as_: element}, outputs)
+            ran.update(one.ran)
             results.append(one.outputs)
             errors += (prefixed(f"element {number}: ", error) for error in one.errors)
+        ran[f"map {len(results)}"] += not errors
         return {} if errors else {name: [one[name] for one in results] for name in outputs}, errors
-    return work.run(inputs), ()
+    found = work.run(inputs)
+    ran.update(base.__name__ for one in (work, *getattr(work, "steps", ())) for base in type(one).__mro__)
+    return found, ()
 
 
 def joined(function: Function) -> Function:

@@ -23,6 +23,7 @@ from penstock.pipeline.steps.registry import NAMES, step_class
 from penstock.pipeline.value import FILE, TEXT, Media, ValueType
 from penstock.tensor import DataType
 from pipeline_parts import LABEL_LISTS, PYTHON, PYTHON_FUNCTIONS, TOKENIZER
+from random_chains import Chain, Link, random_chain
 
 Types = Mapping[str, ValueType]
 
@@ -30,20 +31,7 @@ RESOURCES = StepResources(LABEL_LISTS, {"tokenizer.json": TOKENIZER, "own/steps.
 ODD_NAMES = ("not", "null", "true", "a.b", "x-1", "_", "in", "value", "steps", "no", "None", "n" * 100)
 TEXTS = ("", "a: b", "# no comment", 'it\'s "quoted"', "two\nlines", "1.5", "null", "Ünïcode 🐟", "\\", "{x}", "- a")
 _SHAPES = (
-    (),
-    (),
-    (1,),
-    (3,),
-    (4,),
-    (-1,),
-    (-1, 4),
-    (-1, 4),
-    (-1, 5),
-    (7, -1),
-    (-1, -1),
-    (-1, -1, 3),
-    (2, 3),
-    (-1, 4, 2),
+    *((), (), (1,), (3,), (4,), (-1,), (-1, 4), (-1, 4), (-1, 5), (7, -1), (-1, -1), (-1, -1, 3), (2, 3), (-1, 4, 2)),
 )
 _DATATYPES = (
     ("FP32",) * 8 + ("INT64",) * 3 + ("UINT8", "FP16", "FP64", "BOOL", "INT8", "INT32", "BF16", "BYTES", "UINT64")
@@ -52,8 +40,7 @@ _NUMBERS = (0, 0, 1, 1, 2, 3, 4, 5, 7, 8, 10, 16, 33, -1, -2)
 _FLOATS = (0.0, 0.25, 0.5, 0.5, 0.9, 1.0, 1.5, 1 / 255, 2.0, -1.0, 10.0, 1e-3, 3)
 _BOUNDS = ("0", "0.5", "1", "-1", "2", "3e0", "100")
 _TRIES = 25
-_RARE = ("crop_boxes", "draw", "nms", "scale_boxes", "warp_boxes") * 3
-"""Steps that fit few values."""
+_DECODERS = {"image": ("decode_image",), "audio": ("decode_audio",)}
 
 
 class Step(NamedTuple):
@@ -76,23 +63,37 @@ class RandomPipeline:
     def __init__(self, random: Random, models: Mapping[str, ModelTraits]) -> None:
         self._random = random
         self._models = models
+        self._media: Mapping[str, str] = {}
+        """Of the inputs."""
         self._count = 0
         self.data = self._declaration()
 
     def _declaration(self) -> dict[str, Any]:
         random = self._random
-        inputs = {self._name(): self._input() for _ in range(random.choice((1, 1, 2, 3)))}
+        chain = random_chain(random) if random.random() < 0.6 else Chain([])
+        roles = {role: self._name() for role in (*chain.inputs, *chain.constants)}
+        inputs = {roles[role]: one for role, one in chain.inputs.items()}
+        inputs |= {self._name(): self._input() for _ in range(random.choice((0, 1) if chain.links else (1, 1, 2, 3)))}
         if random.random() < 0.1:
             boxes = {"media": "tensor", "shape": [-1, 4]}, {"media": "tensor", "shape": [-1]}
             inputs |= {self._name(): one for one in ({"media": "image"}, *boxes)}
-        constants = {self._name(): self._constant() for _ in range(random.choice((0, 0, 1, 2)))}
+        constants = {roles[role]: one for role, one in chain.constants.items()}
+        constants |= {self._name(): self._constant() for _ in range(random.choice((0, 0, 1, 2)))}
+        self._media = {name: one["media"] for name, one in inputs.items()}
         types = {name: _input_type(given) for name, given in inputs.items()}
         types |= {name: _constant_type(value) for name, value in constants.items()}
+        linked = self._linked(chain, roles, types)
         steps, maybe = list[Step](), set[str]()
-        while not steps:
+        while not (steps or linked):
             steps, maybe = self._steps(types, random.randint(2, 9), 2)
+        if linked and random.random() < 0.5:
+            known = types | {name: kind for step in linked for name, kind in step.gives.items()}
+            steps, maybe = self._steps(known, random.randint(1, 4), 2)
+        steps = linked + steps
         given = {name: kind for step in steps for name, kind in step.gives.items()}
         outputs = random.sample(list(given), min(len(given), random.choice((1, 1, 2, 3, 8))))
+        if linked and random.random() < 0.8:
+            outputs = list(dict.fromkeys((*linked[-1].gives, *outputs[1:])))
         outputs += random.choices(list(inputs), k=random.random() < 0.1)
         steps = _needed(steps, outputs)
         read = {*outputs, *(name for step in steps for name in step.reads)}
@@ -141,7 +142,9 @@ class RandomPipeline:
         known, steps, maybe = dict(types), list[Step](), set[str]()
         for name, kind in types.items():
             if kind in (FILE,) and self._random.random() < 0.9:
-                target = self._random.choice(("decode_image", "decode_image", "decode_audio"))
+                target = self._random.choice(
+                    _DECODERS.get(self._media.get(name, "file"), ("decode_image", "decode_audio"))
+                )
                 if (step := self._standard(target, {name: kind})) is not None:
                     steps.append(step)
                     known |= step.gives
@@ -156,6 +159,37 @@ class RandomPipeline:
                 for name, kind in step.gives.items():
                     known[name] = known[name].joined(kind) if name in known else kind
         return steps, maybe
+
+    def _linked(self, chain: Chain, roles: Mapping[str, str], types: Types) -> list[Step]:
+        """The steps of ``chain``, without those that do not fit."""
+        known, steps, names = dict(types), list[Step](), dict(roles)
+        for link in chain.links:
+            if not all(role in names for role in link.reads.split()):
+                continue
+            for _ in range(_TRIES):
+                if (step := self._link(link, [names[role] for role in link.reads.split()], known)) is not None:
+                    steps.append(step)
+                    known |= step.gives
+                    names |= dict(zip(link.roles, step.gives, strict=False))
+                    break
+        return steps
+
+    def _link(self, link: Link, reads: Sequence[str], known: Types) -> Step | None:
+        kind, _, target = link.step.partition(" ")
+        given = [known[name] for name in reads]
+        if kind == "map":
+            return self._map(known, 1, reads[0])
+        if kind in ("model", "python"):
+            only = dict(zip(reads, given, strict=True))
+            return self._model(only, target) if kind == "model" else self._python(only, target)
+        cls, drawn = step_class(kind), self._options(kind, given)
+        if self._random.random() < 0.6:
+            drawn = {field.name: drawn[field.name] for field in _fields(kind) if field.required and field.name in drawn}
+        wired, options = dict(zip(cls.inputs, reads, strict=False)), {**drawn, **link.options}
+        found = _types_of(kind, options, dict(zip(cls.inputs, given, strict=False)))
+        if not isinstance(found, dict):
+            return None
+        return self._wiring({"step": kind}, wired, cls.inputs, found, options, len(found))
 
     def _some(self, known: Types, depth: int) -> list[Step]:
         """One further step, perhaps with a condition, or two steps for the same value."""
@@ -209,7 +243,7 @@ class RandomPipeline:
 
     def _step(self, kind: str, known: Types, depth: int) -> Step | None:
         if kind == "step":
-            return self._standard(self._random.choice((*NAMES, *_RARE)), known)
+            return self._standard(self._random.choice(NAMES), known)
         if kind == "model":
             return self._model(known)
         if kind == "python":
@@ -219,8 +253,15 @@ class RandomPipeline:
     def _standard(self, name: str, known: Types) -> Step | None:
         cls = step_class(name)
         for _ in range(_TRIES if len(cls.inputs) == 1 else 2):
-            owns = [own for own in cls.inputs if own not in cls.optional or self._random.random() < 0.5]
+            owns = [
+                own
+                for own in cls.inputs
+                if own not in cls.optional or self._random.random() < 0.5
+            ]
             wired = {own: self._random.choice(list(known)) for own in owns}
+            medium = next((self._media.get(value) for value in wired.values()), None)
+            if name not in _DECODERS.get(medium or "", (name,)) and known[wired[owns[0]]] == FILE:
+                continue
             for _ in range(10 if len(owns) > 1 else 1):
                 given = {own: known[value] for own, value in wired.items()}
                 options = self._options(name, list(given.values()))
@@ -251,6 +292,8 @@ class RandomPipeline:
                     options["pad_token"] = random.choice(("", "[PAD]", "water"))
                 case "pattern":
                     options["pattern"] = self._pattern(rank)
+                case "max_pixels" | "max_bytes" if random.random() < 0.9:
+                    continue
                 case "hop":
                     options["hop"] = random.choice((100, 333))
                 case "rate" | "source_rate":
@@ -293,12 +336,12 @@ class RandomPipeline:
                 return random.choice(TEXTS)
         return None
 
-    def _model(self, known: Types) -> Step | None:
+    def _model(self, known: Types, target: str = "") -> Step | None:
         random = self._random
         for _ in range(_TRIES):
-            name = random.choice(list(self._models))
+            name = target or random.choice(list(self._models))
             signature = self._models[name].signature
-            whole = random.random() < 0.1
+            whole = random.random() < (0.0 if target else 0.2)
             free = any(spec.shape[:1] == (-1,) for spec in signature.inputs)
             kinds = {
                 spec.name: _model_type(spec.datatype, spec.shape, not whole, free)
@@ -311,22 +354,22 @@ class RandomPipeline:
                 return self._wiring({"model": name}, wired, signature.input_names, found, options)
         return None
 
-    def _python(self, known: Types) -> Step | None:
+    def _python(self, known: Types, target: str = "") -> Step | None:
         random = self._random
         for _ in range(_TRIES):
-            name = random.choice(PYTHON_FUNCTIONS)
+            name = target or random.choice(PYTHON_FUNCTIONS)
             step = _python(name)
             wired = {own: random.choice(list(known)) for own in step.inputs}
             if all(known[wired[own]].fits(kind) for own, kind in step.inputs.items()):
                 return self._wiring({"python": f"own/steps.py:{name}"}, wired, list(step.inputs), step.outputs, {})
         return None
 
-    def _map(self, known: Types, depth: int) -> Step | None:
+    def _map(self, known: Types, depth: int, target: str = "") -> Step | None:
         random = self._random
         lists = [name for name, kind in known.items() if kind.many]
         if not lists:
             return None
-        over, each = random.choice(lists), self._name()
+        over, each = target or random.choice(lists), self._name()
         inside = {name: kind for name, kind in known.items() if random.random() < 0.3}
         element = msgspec.structs.replace(known[over], many=False, count=-1)
         steps, maybe = self._steps({**inside, each: element}, random.randint(1, 4), depth - 1)
@@ -349,11 +392,17 @@ class RandomPipeline:
         return Step({"map": over, "as": each, "steps": [step.data for step in steps], "out": out}, reads, many)
 
     def _wiring(
-        self, target: dict[str, Any], wired: dict[str, str], owns: Sequence[str], found: Types, options: dict[str, Any]
+        self,
+        target: dict[str, Any],
+        wired: dict[str, str],
+        owns: Sequence[str],
+        found: Types,
+        options: dict[str, Any],
+        least: int = 1,
     ) -> Step:
-        """The step ``target`` with its inputs ``wired``, and names for some of its outputs ``found``."""
+        """The step ``target`` with its inputs ``wired``, and names for ``least`` or more of its outputs ``found``."""
         random = self._random
-        chosen = random.sample(list(found), random.randint(1, len(found)))
+        chosen = random.sample(list(found), random.randint(least, len(found)))
         outs = {own: self._name() for own in found if own in chosen}
         data = {**target, **options}
         if wired or random.random() < 0.3:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import tracemalloc
+from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +15,18 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidArgument, InvalidConfig
 from penstock.pipeline.condition import Condition
+from penstock.tensor import Array, DataType
 
+OPERATORS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+NUMBERS = (0, 1, -1, 2, 127, 2**53 - 1, 2**53, 2**53 + 1, 2**53 + 2, 2**63 - 1, -(2**53) - 1, -(2**63), 2**64 - 1)
+FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0, 0.1, -0.1, 0.5, 1.0, 65504.0, 6e-8, 3e38, 2.0**53, 1e308, 5e-324)
 BOUNDS = st.sampled_from([-1e308, -1.0, -0.0, 0.0, 5e-324, 0.5, 1.0, 1e308])
 CONDITIONS = st.builds(Condition, st.just("t"), st.sampled_from(["<", "<=", "==", "!=", ">=", ">"]), BOUNDS)
 
@@ -42,6 +56,42 @@ def test_a_condition_holds_for_one_number(text: str, holds: list[int], dtype: ty
 def test_a_flag_is_a_condition() -> None:
     assert Condition.parse("in/put:0").holds(np.array([True]))
     assert Condition.parse("not in/put:0").holds(np.array(False))
+
+
+def single(datatype: DataType) -> Iterator[Array]:
+    """Arrays of one number, with the numbers at which comparisons differ."""
+    if datatype.dtype == bool:
+        yield from (np.array([flag]) for flag in (False, True))
+    elif datatype.is_float:
+        with np.errstate(over="ignore"):
+            yield from (np.array([number], np.float64).astype(datatype.dtype) for number in FLOATS)
+    else:
+        limits = np.iinfo(datatype.dtype)
+        yield from (np.array([number], datatype.dtype) for number in NUMBERS if limits.min <= number <= limits.max)
+
+
+@pytest.mark.parametrize("datatype", [one for one in DataType if one is not DataType.BYTES], ids=lambda one: one.value)
+def test_numbers_are_compared_as_floats_of_python(datatype: DataType) -> None:
+    """NaN meets ``!=`` alone, -0.0 is 0, and integers that FP64 cannot hold are rounded."""
+    seen = 0
+    for array in single(datatype):
+        value = float(array.tolist()[0])  # exact, or rounded to even as by the hardware
+        for bound in (0.0, -0.0, 0.1, 0.5, 1.0, -1.0, 65504.0, 2.0**53, 2.0**53 + 2, -(2.0**63), 2.0**64, 1e308):
+            for sign, compare in OPERATORS.items():
+                assert Condition("t", sign, bound).holds(array) is compare(value, bound), f"{array} {sign} {bound}"
+                seen += 1
+        assert Condition.parse("t").holds(array) is (value != 0)
+        assert Condition.parse("not t").holds(array) is (value == 0)
+    assert seen >= 2 * 12 * 6
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16], ids=str)
+def test_nan_is_no_number(dtype: type) -> None:
+    for bound in (0.0, 1.0, -1.0):
+        met = [sign for sign in OPERATORS if Condition("t", sign, bound).holds(np.array([math.nan] * 2, dtype))]
+        assert met == ["!="]
+    with pytest.raises(InvalidArgument, match="holds for some rows only"):
+        Condition.parse("t == 0").holds(np.array([math.nan, 0.0], dtype))
 
 
 @pytest.mark.parametrize("text", ["", "not", "a b", "t >", "t > x", "t > nan", "t > inf", "not t > 1", "t = 1", "> 1"])

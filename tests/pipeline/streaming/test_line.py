@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Cancelled, PenstockError
-from penstock.pipeline.executor import Told
+from penstock.pipeline.executor import Told, Work
 from penstock.pipeline.function import Function, MapStep
 from penstock.pipeline.streaming import line
 from penstock.pipeline.streaming.binding import bind
@@ -21,6 +22,7 @@ from penstock.pipeline.streaming.stage import StageBatch
 from penstock.pipeline.value import Value
 from penstock.tensor import Array
 from random_functions import (
+    MODEL,
     MODELS,
     Plain,
     Vectorised,
@@ -178,3 +180,38 @@ def test_few_elements_of_a_long_list_are_in_progress() -> None:
     assert not isinstance(told, PenstockError)
     assert int(told["y"][0]) == 20_000
     assert bench.line.is_empty
+
+
+class Later:
+    """A model elsewhere, whose calls the test answers. It multiplies by 3."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Array, Callable[[Told], None]]] = []
+
+    def start(self, item: int, inputs: dict[str, Array], done: Callable[[Told], None]) -> Work | None:
+        self.waiting.append((inputs["x"], done))
+        return self
+
+    def cancel(self) -> None:
+        raise NotImplementedError
+
+    def answer(self, place: int) -> None:
+        x, done = self.waiting.pop(place)
+        done({"y": x * 3})
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 256, 257, 600])
+@pytest.mark.parametrize("order", ["last first", "random"])
+def test_results_of_a_map_are_in_the_order_of_its_elements(count: int, order: str) -> None:
+    model, told, random = Later(), list[Told](), Random(count)
+    wiring = Wiring()
+    mapped = wiring.add(MapStep("x", "x", function_of(Wiring(), MODEL)), ["x"], ["x"])
+    bound = Line(bind(finished(wiring, {mapped: "y"}), {"model": model}))
+    bound.begin(0, {"x": [np.array([n]) for n in range(count)]}, told.append)
+    while model.waiting:
+        assert not told
+        model.answer(-1 if order == "last first" else random.randrange(len(model.waiting)))
+    (outcome,) = told
+    assert not isinstance(outcome, PenstockError), outcome
+    assert [one.tolist() for one in outcome["y"]] == [[3 * n] for n in range(count)]
+    assert bound.is_empty

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,3 +86,29 @@ def test_what_is_fused() -> None:
     assert fuse([swap]) is swap
     steps = [Resize(size=(4, 5)), Normalise(mean=MEAN), ImageLayout()]
     assert fuse(steps).check({"value": RGB})["value"].shape == (3, 4, 5)
+
+
+@pytest.mark.parametrize("swap", [None, ("rgb", "bgr"), ("bgr", "rgb")], ids=str)
+def test_each_channel_gets_its_own_mean_and_std(
+    swap: tuple[Literal["rgb", "bgr"], Literal["rgb", "bgr"]] | None,
+) -> None:
+    """The numbers of ``normalise`` belong to the channels after the swap."""
+    pixels = np.array([[[0, 100, 200], [255, 1, 2]], [[10, 20, 30], [7, 77, 177]]], np.uint8)
+    mean, std = (0.1, 0.4, 0.8), (0.5, 0.25, 2.0)
+    steps: list[Step] = [Normalise(mean=mean, std=std), ImageLayout()]
+    if swap is not None:
+        steps.insert(0, Colour(source=swap[0], to=swap[1]))
+    fused = fuse(steps)
+    assert isinstance(fused, NormalisePlanes)
+    found = run(fused, pixels)
+
+    ordered = pixels if swap is None else pixels[:, :, ::-1]
+    scaled = (ordered / 255).astype(np.float32)
+    by_channel = [(scaled[:, :, c] - np.float32(mean[c])) / np.float32(std[c]) for c in range(3)]
+    np.testing.assert_allclose(found, np.stack(by_channel), rtol=1e-6, atol=1e-6)
+
+    unfused = pixels
+    for step in steps:
+        unfused = run(step, unfused)
+    assert found.dtype == unfused.dtype == np.float32
+    np.testing.assert_array_equal(found, unfused)

@@ -152,6 +152,8 @@ def test_long_and_broken_texts_are_refused() -> None:
         step.run({"text": "é" * 5 + "a"})
     with pytest.raises(InvalidInput, match="has 11 bytes"):
         step.run({"text": "a", "pair": "a" * 11})
+    with pytest.raises(InvalidInput, match="too much to truncate both"):
+        _bound(KINDS["wordpiece"][0], max_length=8).run({"text": "a " * 2000, "pair": "a " * 2000})
     with pytest.raises(InvalidInput, match="unpaired surrogate at character 1"):
         step.run({"text": "a\ud800"})
     with pytest.raises(InvalidInput, match="tokens, the limit is 8"):

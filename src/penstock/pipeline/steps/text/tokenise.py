@@ -22,6 +22,9 @@ except ImportError as missing:
 
 _PADS = ("[PAD]", "<pad>")
 """Special tokens that pad, if ``tokenizer.json`` does not declare its padding."""
+_PAIR_SHARE = 1 << 20
+"""Maximum product of the lengths of two texts, as a multiple of ``max_length``. The library joins every part that it cuts from one text
+with every part that it cuts from the other, which would take gigabytes of memory."""
 
 
 class Tokenise(Step, frozen=True, kw_only=True):
@@ -139,7 +142,15 @@ class _Loaded(Tokenise, frozen=True, kw_only=True):
 
     def _texts(self, item: Mapping[str, Value]) -> str | tuple[str, str]:
         text = checked(item["text"], self.max_bytes)
-        return (text, checked(item["pair"], self.max_bytes)) if "pair" in item else text
+        if "pair" not in item:
+            return text
+        pair = checked(item["pair"], self.max_bytes)
+        if self.truncation == "longest_first" and len(text) * len(pair) > _PAIR_SHARE * self.max_length:
+            raise InvalidInput(
+                f"the texts have {len(text)} and {len(pair)} characters, which is too much to truncate both",
+                "shorten one of them, or set the step's truncation to only_first or only_second",
+            )
+        return text, pair
 
     def _arrays(self, encoding: Encoding) -> dict[str, Value]:
         count = len(encoding.ids)
