@@ -253,11 +253,7 @@ class RandomPipeline:
     def _standard(self, name: str, known: Types) -> Step | None:
         cls = step_class(name)
         for _ in range(_TRIES if len(cls.inputs) == 1 else 2):
-            owns = [
-                own
-                for own in cls.inputs
-                if own not in cls.optional or self._random.random() < 0.5
-            ]
+            owns = [own for own in cls.inputs if own not in cls.optional or self._random.random() < 0.5]
             wired = {own: self._random.choice(list(known)) for own in owns}
             medium = next((self._media.get(value) for value in wired.values()), None)
             if name not in _DECODERS.get(medium or "", (name,)) and known[wired[owns[0]]] == FILE:

@@ -23,8 +23,8 @@ except ImportError as missing:
 _PADS = ("[PAD]", "<pad>")
 """Special tokens that pad, if ``tokenizer.json`` does not declare its padding."""
 _PAIR_SHARE = 1 << 20
-"""Maximum product of the lengths of two texts, as a multiple of ``max_length``. The library joins every part that it cuts from one text
-with every part that it cuts from the other, which would take gigabytes of memory."""
+"""Maximum product of the lengths of two texts, as a multiple of ``max_length``. The library joins every part that it cuts from one
+text with every part that it cuts from the other, which would take gigabytes of memory."""
 
 
 class Tokenise(Step, frozen=True, kw_only=True):
