@@ -51,12 +51,11 @@ class Folds:
         if factors is None:
             return False
         live = np.isfinite(factors)  # the factor of a channel of zeros is unknown
-        if factors.size == 1:  # the source does not list vectors of one element
-            return bool((factors != 0).all())
-        vectors = self._vectors.get(factors.size, [])
-        limit = _limit(ours)
-        return not live.any() or any(
-            _is_scale(factors / scale, vectors, live, limit) for scale in (np.ones(1), *self._scales(factors.size))
+        if factors.size == 1 or not live.any():  # the source does not list vectors of one element
+            return True
+        vectors, limit = self._vectors.get(factors.size, []), _limit(ours)
+        return any(
+            _follows(factors, scale, vectors, live, limit) for scale in (np.ones(1), *self._scales(factors.size))
         )
 
     def _explains_bias(self, node: onnx.NodeProto, name: str, ours: Array, theirs: Array) -> bool:
@@ -109,6 +108,14 @@ def _factors(node: onnx.NodeProto, ours: Array, theirs: Array) -> Array | None:
     made = np.nan_to_num(factors)[:, None] * other
     least = float(np.finfo(ours.dtype).smallest_normal)
     return factors if bool((np.abs(one - made) <= _limit(ours) * np.abs(made) + least).all()) else None
+
+
+def _follows(factors: Array, scale: Array, vectors: list[Array], live: Array, limit: float) -> bool:
+    """True if the ``live`` factors are ``scale``, which is that of another batch normalisation, multiplied by those of a second one."""
+    known = live & np.broadcast_to(scale != 0, live.shape)
+    with np.errstate(all="ignore"):
+        rest = np.where(known, factors / scale, 1.0)
+    return bool((factors[live & ~known] == 0).all()) and known.any() and _is_scale(rest, vectors, known, limit)
 
 
 def _is_scale(factors: Array, vectors: list[Array], live: Array, limit: float) -> bool:
