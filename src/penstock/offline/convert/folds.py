@@ -111,11 +111,12 @@ def _factors(node: onnx.NodeProto, ours: Array, theirs: Array) -> Array | None:
 
 
 def _follows(factors: Array, scale: Array, vectors: list[Array], live: Array, limit: float) -> bool:
-    """True if the ``live`` factors are ``scale``, which is that of another batch normalisation, multiplied by those of a second one."""
+    """True if the ``live`` factors are ``scale``, that of another batch normalisation, multiplied by those of a second one."""
     known = live & np.broadcast_to(scale != 0, live.shape)
     with np.errstate(all="ignore"):
         rest = np.where(known, factors / scale, 1.0)
-    return bool((factors[live & ~known] == 0).all()) and known.any() and _is_scale(rest, vectors, known, limit)
+    is_zero = bool((factors[live & ~known] == 0).all())
+    return is_zero and bool(known.any()) and _is_scale(rest, vectors, known, limit)
 
 
 def _is_scale(factors: Array, vectors: list[Array], live: Array, limit: float) -> bool:

@@ -84,7 +84,7 @@ def test_integers_that_an_exporter_makes_are_no_change() -> None:
 
 
 NORM = {
-    "norm.weight": np.linspace(0.5, 2, 8, dtype=np.float32) * np.float32([1, -1, 1, 1, 1, 1, 1, 1]),
+    "norm.weight": np.linspace(0.5, 2, 8, dtype=np.float32) * np.array([1, -1, 1, 1, 1, 1, 1, 1], np.float32),
     "norm.bias": np.linspace(-1, 2, 8, dtype=np.float32),
     "norm.running_mean": np.linspace(3, -1, 8, dtype=np.float32),
     "norm.running_var": np.linspace(0.1, 4, 8, dtype=np.float32),
