@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import onnx
 
-from penstock.offline.convert.parity.nodes import Nodes
+from penstock.offline.optimize.names import reads
 from penstock.tensor import Array
 
 _MOST_CHANNELS = 1 << 16
@@ -24,10 +24,13 @@ _ROUNDING = 1e-5
 
 
 class Folds:
-    """The batch normalisations that ``nodes`` may contain as parts of other layers. ``weights`` are those of the source."""
+    """The batch normalisations that ``graph`` with the constants ``stored`` may contain as parts of other layers.
 
-    def __init__(self, nodes: Nodes, weights: Mapping[str, Array]) -> None:
-        self._nodes, self._weights = nodes, weights
+    ``weights`` are those of the source.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, stored: Mapping[str, Array], weights: Mapping[str, Array]) -> None:
+        self._graph, self._stored, self._weights = graph, stored, weights
 
     def explain(self, name: str, ours: Array, theirs: Array) -> bool:
         """True if a batch normalisation turns the weight ``theirs`` with the name ``name`` into ``ours``."""
@@ -40,8 +43,7 @@ class Folds:
 
     def _readers(self, name: str) -> list[onnx.NodeProto]:
         """The nodes that read ``name``. Empty if one of them takes no batch normalisation, as a look-up in a table does."""
-        nodes = self._nodes.proto.graph.node
-        found = [nodes[index] for index, reads in enumerate(self._nodes.reads) if name in reads]
+        found = [node for node in self._graph.node if name in reads(node)]
         return found if all(node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") for node in found) else []
 
     def _explains_weight(self, node: onnx.NodeProto, name: str, ours: Array, theirs: Array) -> bool:
@@ -60,7 +62,7 @@ class Folds:
 
     def _explains_bias(self, node: onnx.NodeProto, name: str, ours: Array, theirs: Array) -> bool:
         weight = node.input[1] if len(node.input) > 2 and node.input[2] == name else ""
-        made, given = self._nodes.stored.get(weight), self._weights.get(weight)
+        made, given = self._stored.get(weight), self._weights.get(weight)
         if made is None:
             return False
         factors = _factors(node, made, given) if given is not None and made.shape == given.shape else None

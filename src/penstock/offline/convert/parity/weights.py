@@ -66,7 +66,7 @@ def altered_weight(nodes: Nodes, source: FrameworkModel, exported: Exported) -> 
             if is_same(left[one], theirs, is_exact=is_exact) and not _is_moved(left[one], theirs, is_named=one == name):
                 del left[one]
     kinds = {(array.size, array.dtype) for array in left.values()}
-    folds = Folds(nodes, _needed(nodes, source, exported, left))
+    folds = Folds(nodes.proto.graph, nodes.stored, _needed(nodes, source, exported, left))
     limit = _NEAR if exported.computed is None else np.inf
     for name, theirs, is_exact in _values(source, exported) if left else ():
         for one, ours in left.items() if (theirs.size, theirs.dtype) in kinds else ():
