@@ -21,7 +21,7 @@ ROOM_LINES = {
     "inputs": 1_106,
     "offline": 1_420,
     "offline/compress": 18_041,
-    "offline/convert": 15_990,
+    "offline/convert": 16_140,
     "offloading": 746,
     "offline/judge": 2_610,
     "offline/look": 1_145,

@@ -66,16 +66,92 @@ def test_one_changed_integer_is_found_by_its_name(kind: str) -> None:
     assert not found({"table": table}, {"val_1": changed})
 
 
-@pytest.mark.parametrize("weight", [WEIGHT, SPARSE])
-def test_a_folded_batch_normalisation_is_no_change(weight: Array) -> None:
-    weights = {"conv.weight": weight, "norm.running_var": np.ones(8, np.float32)}
-    for name in ("conv.weight", "val_1"):
-        for factors in (FACTORS, np.float32(0.999995)):
-            assert not found(weights, {name: weight * factors})
-            assert not found(weights, {name: weight.T * np.transpose(factors)})
-    assert found(weights, {"conv.weight": one_changed(WEIGHT * FACTORS)}) == "conv.weight"
-    bias = WEIGHT[:, 0] * FACTORS[:, 0] + 1
-    assert not found(weights | {"conv.bias": WEIGHT[:, 0]}, {"conv.bias": bias})
+@pytest.mark.parametrize("kind", ["int64", "int32", "uint8"])
+def test_one_changed_integer_of_a_folded_table_is_found_if_all_computed_values_are_known(kind: str) -> None:
+    table = (np.random.default_rng(1).permutation(5000) % 200).astype(kind)
+    changed = table.copy()
+    changed[4320] += 1
+    for computed in ((), ("table",)):
+        assert found({"table": table, "other": WEIGHT}, {"val_1": changed}, computed) == "table"
+        assert not found({"table": table, "other": WEIGHT}, {"val_1": table}, computed)
+
+
+def test_integers_that_an_exporter_makes_are_no_change() -> None:
+    """A shape can be like another one, and an index that wraps around like the one that does not."""
+    shape, index = np.array([2, 3, 16, 16, 5, 7, 9]), np.arange(-50, 50)
+    theirs = {"shape": shape, "index": index, "other": WEIGHT}
+    assert not found(theirs, {"val_1": np.array([2, 3, 16, 16, 5, 7, -1]), "val_2": index % 100}, ())
+
+
+NORM = {
+    "norm.weight": np.linspace(0.5, 2, 8, dtype=np.float32) * np.array([1, -1, 1, 1, 1, 1, 1, 1], np.float32),
+    "norm.bias": np.linspace(-1, 2, 8, dtype=np.float32),
+    "norm.running_mean": np.linspace(3, -1, 8, dtype=np.float32),
+    "norm.running_var": np.linspace(0.1, 4, 8, dtype=np.float32),
+}
+SCALES = {
+    epsilon: NORM["norm.weight"] / np.sqrt(NORM["norm.running_var"] + np.float32(epsilon))
+    for epsilon in (1e-5, 1e-3, 0.02)
+}
+LAYERS = {
+    "Conv": ("float[N,6,1] x, float[8,6,1] w, float[8] b", "Conv", "float[N,8,1]"),
+    "Gemm": ("float[N,6] x, float[8,6] w, float[8] b", "Gemm<transB=1>", "float[N,8]"),
+}
+
+
+def folded(layer: str, changed: Mapping[str, Array], theirs: Mapping[str, Array]) -> bool:
+    """True if a weight of a layer, "w", or its bias, "b", is altered."""
+    inputs, call, outputs = LAYERS[layer]
+    models = [parsed(f"g ({inputs}) => ({outputs} y) {{ y = {call}(x, w, b) }}")]
+    models.append(onnx.ModelProto())
+    models[1].CopyFrom(models[0])
+    for model, constants in zip(models, (theirs, {**theirs, **changed}), strict=True):
+        del model.graph.input[1:]
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())
+    source = OnnxSource(artifact(models[0]), models[0])
+    return altered_weight(Nodes(models[1]), source, Exported("", weights=tuple(theirs), computed=())) is not None
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("epsilon", SCALES)
+def test_a_folded_batch_normalisation_is_no_change(layer: str, epsilon: float) -> None:
+    """ε is unknown; a channel can be of zeros; and nothing but the source's numbers explains a factor."""
+    scales = SCALES[epsilon]
+    weight = SPARSE if layer == "Gemm" else WEIGHT[..., None]
+    theirs = {"w": weight, "b": WEIGHT[:, 0], **NORM}
+    made = weight * scales.reshape(8, *[1] * (weight.ndim - 1))
+    bias = (theirs["b"] - NORM["norm.running_mean"]) * scales + NORM["norm.bias"]
+    assert not folded(layer, {"w": made, "b": bias}, theirs)
+    for factor in (0.0, -1.0, 1.0001):
+        wrong, wrong_bias = made.copy(), bias.copy()
+        wrong[4] *= np.float32(factor)
+        wrong_bias[4] *= np.float32(factor)
+        assert folded(layer, {"w": wrong, "b": bias}, theirs)
+        assert folded(layer, {"w": made, "b": wrong_bias}, theirs)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 1.0001])
+def test_a_row_of_a_weight_is_no_batch_normalisation(factor: float) -> None:
+    """The source has one, but it was not folded into this weight."""
+    weight = WEIGHT.copy()
+    weight[4] *= np.float32(factor)
+    assert folded("Gemm", {"w": weight}, {"w": WEIGHT, "b": WEIGHT[:, 0], **NORM})
+
+
+def test_the_bias_of_a_layer_without_a_batch_normalisation_is_compared() -> None:
+    theirs = {"w": WEIGHT, "b": WEIGHT[:, 0], **NORM}
+    assert folded("Gemm", {"b": WEIGHT[:, 0] + np.eye(8, dtype=np.float32)[3]}, theirs)
+
+
+def test_two_batch_normalisations_in_sequence_are_no_change() -> None:
+    theirs = {"w": WEIGHT, "b": WEIGHT[:, 0], **NORM, "next.running_var": FACTORS[:, 0]}
+    made = WEIGHT * (SCALES[1e-3] / np.sqrt(FACTORS[:, 0] + np.float32(1e-5)))[:, None]
+    assert not folded("Gemm", {"w": made}, theirs)
+
+
+def test_a_table_takes_no_batch_normalisation() -> None:
+    theirs = {"table": WEIGHT, **NORM}
+    assert found(theirs, {"table": WEIGHT * SCALES[1e-5][:, None]}) == "table"
 
 
 @pytest.mark.parametrize(
@@ -121,14 +197,14 @@ def test_a_tensor_that_the_source_computes_is_no_change(change: float, is_found:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_batch_normalisation_folded_into_a_grouped_transposed_convolution(groups: int) -> None:
-    weight, factors = WEIGHT.reshape(4, 4, 3), np.linspace(0.5, 2, 8, dtype=np.float32).reshape(2, 1, 4, 1)
-    folded = (weight.reshape(2, 2, 4, 3) * factors).reshape(4, 4, 3)
-    weights = {"up.weight": weight, "norm.running_var": np.ones(8, np.float32)}
+    weight, factors = WEIGHT.reshape(4, 4, 3), SCALES[1e-5].reshape(2, 1, 4, 1)
+    made = (weight.reshape(2, 2, 4, 3) * factors).reshape(4, 4, 3)
+    weights = {"up.weight": weight, **NORM}
     models = [
         parsed(f"g (float[N,4,5] x, float[4,4,3] w) => (float[N,C,L] y) {{ y = ConvTranspose<group={groups}>(x, w) }}")
         for _ in range(2)
     ]
-    for model, constants in zip(models, (weights, weights | {"up.weight": folded}), strict=True):
+    for model, constants in zip(models, (weights, weights | {"up.weight": made}), strict=True):
         model.graph.node[0].input[1] = "up.weight"
         del model.graph.input[1]
         model.graph.initializer.extend(onnx.numpy_helper.from_array(one, name) for name, one in constants.items())

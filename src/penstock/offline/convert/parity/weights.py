@@ -6,21 +6,24 @@ The source gives its weights, and the values that it computes from weights alone
 the model is explained if it equals one of them, in any order of the axes: exactly a weight, and up to rounding a computed value. A
 constant that is not explained is altered in these cases:
 
-1. It has the name and the shape of a weight. A folded batch normalisation, which keeps the name, multiplies rows and changes biases.
+1. It has the name and the shape of a weight, unless a batch normalisation of the source explains the change. Exporters fold it into
+   the layer before, whose weight and bias keep their names.
 2. It equals at least half of a weight, in some order of the axes. If the computed values are unknown, the other values must also
    differ by at most 1 %, because the exporter may have computed them.
 3. It equals at least three quarters of a computed value, up to rounding.
+4. It has integers, and equals nearly all of a weight or computed value, if the computed values are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 
 import numpy as np
 
 from penstock.offline.convert.base import Exported, FrameworkModel
 from penstock.offline.convert.certificate import Divergence
+from penstock.offline.convert.folds import Folds
 from penstock.offline.convert.parity.compare import statistics
 from penstock.offline.convert.parity.nodes import Nodes
 from penstock.tensor import Array
@@ -28,8 +31,10 @@ from penstock.tensor import Array
 _LEAST_VALUES = 4
 """Smallest number of different equal values that cannot be equal by chance."""
 _NEAR = 0.01
-_STATISTICS = ("running_var", "moving_variance", "FusedBatchNorm", "batch_norm")
-"""Parts of the names of weights of batch normalisations."""
+_LEAST_INTEGERS = 16
+"""Smaller arrays of integers can be shapes, axes or pads, which exporters make."""
+_WRONG_INTEGERS = 16
+"""At most one integer in so many is wrong. Exporters may compute indices in which more differ."""
 _ASKED = 16
 """Number of values that the source is asked for at once."""
 
@@ -61,19 +66,31 @@ def altered_weight(nodes: Nodes, source: FrameworkModel, exported: Exported) -> 
             if is_same(left[one], theirs, is_exact=is_exact) and not _is_moved(left[one], theirs, is_named=one == name):
                 del left[one]
     kinds = {(array.size, array.dtype) for array in left.values()}
-    may_fold = any(part in name for name in exported.weights for part in _STATISTICS)
+    folds = Folds(nodes.proto.graph, nodes.stored, _needed(nodes, source, exported, left))
     limit = _NEAR if exported.computed is None else np.inf
     for name, theirs, is_exact in _values(source, exported) if left else ():
         for one, ours in left.items() if (theirs.size, theirs.dtype) in kinds else ():
             if ours.size != theirs.size or ours.dtype != theirs.dtype:
                 continue
             if is_exact and one == name and ours.shape == theirs.shape:
-                groups = _groups(nodes, one) if may_fold else ()
-                if not (ours.dtype.kind == "f" and any(is_folded(ours, theirs, each) for each in groups)):
+                if not folds.explain(name, ours, theirs):
                     return _divergence(nodes, one, name, ours, theirs)
-            elif ours.dtype.kind == "f" and _is_near(ours, theirs, limit, is_exact=is_exact):
+            elif _may_be_near(ours, exported) and _is_near(ours, theirs, limit, is_exact=is_exact):
                 return _divergence(nodes, one, name, ours, theirs)
     return None
+
+
+def _needed(nodes: Nodes, source: FrameworkModel, exported: Exported, left: Mapping[str, Array]) -> dict[str, Array]:
+    """The vectors of the source, and the weights of the layers that read one of ``left``, if it has the name of a weight."""
+    named = left.keys() & set(exported.weights)
+    layers = {name for node in nodes.proto.graph.node if named & set(node.input) for name in node.input}
+    values = _values(source, exported) if named else ()
+    return {name: array for name, array, is_exact in values if is_exact and (array.ndim == 1 or name in layers)}
+
+
+def _may_be_near(ours: Array, exported: Exported) -> bool:
+    is_integer = ours.dtype.kind in "iu" and ours.size >= _LEAST_INTEGERS and exported.computed is not None
+    return ours.dtype.kind == "f" or is_integer
 
 
 def _values(source: FrameworkModel, exported: Exported) -> Iterator[tuple[str, Array, bool]]:
@@ -90,19 +107,16 @@ def _is_moved(ours: Array, theirs: Array, *, is_named: bool) -> bool:
     return is_named and ours.shape == theirs.shape and not is_same(ours.reshape(-1), theirs.reshape(-1), is_exact=False)
 
 
-def _groups(nodes: Nodes, name: str) -> tuple[int, ...]:
-    """The numbers of groups of the transposed convolutions with the weight ``name``, and 1."""
-    readers = [node for node in nodes.proto.graph.node if node.op_type == "ConvTranspose" and name in node.input[1:2]]
-    return (1, *(one.i for node in readers for one in node.attribute if one.name == "group" and one.i > 1))
-
-
 def _is_near(ours: Array, theirs: Array, limit: float, *, is_exact: bool) -> bool:
     """True if most values are equal, and the others differ by at most ``limit``, relative to the weight's."""
     flat = ours.reshape(-1)
     for laid in layouts(theirs, flat):
         differs = differences(flat, laid, is_exact=is_exact)
         count, same = np.count_nonzero(differs), flat[~differs & (flat != 0)]
-        if not 0 < count <= (same.size if is_exact else flat.size // 4) or np.unique(same).size < _LEAST_VALUES:
+        most = same.size if is_exact else flat.size // 4
+        if ours.dtype.kind != "f":
+            most = flat.size // _WRONG_INTEGERS
+        if not 0 < count <= most or np.unique(same).size < _LEAST_VALUES:
             continue
         change = np.abs(flat[differs].astype(np.float64) - laid[differs])
         if limit == np.inf or not is_exact or bool((change <= limit * np.abs(laid[differs])).all()):
@@ -161,21 +175,6 @@ def differences(ours: Array, theirs: Array, *, is_exact: bool) -> Array:
     rounding = max(_ROUNDING, 4 * float(np.finfo(ours.dtype).eps))
     limit = max(rounding, min(_OUTLYING * float(np.quantile(error, 0.75)), _MOST_ROUNDING))
     return ~(error <= limit)
-
-
-def is_folded(ours: Array, theirs: Array, groups: int) -> bool:
-    """True if each row or each column is a multiple of the weight's, or if the weight is a bias, which becomes any other one.
-
-    A transposed convolution has a column of its own for each group of rows.
-    """
-    if groups > 1:
-        ours, theirs = (np.concatenate(np.split(each, groups), axis=1) for each in (ours, theirs))
-    for axis in range(2 if ours.ndim > 1 else 0):
-        one, other = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1).astype(float) for each in (ours, theirs))
-        factors = (one * other).sum(1, keepdims=True) / np.maximum((other * other).sum(1, keepdims=True), 1e-300)
-        if np.allclose(one, factors * other, rtol=_ROUNDING, atol=_ROUNDING * np.abs(one).max()):
-            return True
-    return ours.ndim == 1
 
 
 def _fingerprint(array: Array) -> tuple[int, int]:
