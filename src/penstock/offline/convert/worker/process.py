@@ -95,10 +95,9 @@ class Process:
         """
         memory = limits.memory_bytes or usable_memory() or 1 << 40
         limits = msgspec.structs.replace(limits, memory_bytes=memory, answer_bytes=limits.answer_bytes or memory // 2)
-        folder = Path(tempfile.mkdtemp(prefix="penstock-convert-"))
-        kept, lifeline = os.pipe()
         script = _START.format(init=str(_PACKAGE / "__init__.py"), package=str(_PACKAGE), program=program)
-        try:
+        with contextlib.ExitStack() as undo:
+            folder, kept, lifeline = _opened(undo)
             popen = subprocess.Popen(  # noqa: S603 - Penstock's own program
                 [python or sys.executable, "-I" if python else "-P", "-c", script]
                 + [str(number) for number in (kept, memory, limits.file_bytes)]
@@ -113,12 +112,8 @@ class Process:
                 bufsize=0,
                 pipesize=_PIPE_BYTES,
             )
-        except BaseException:
-            os.close(lifeline)
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        finally:
-            os.close(kept)
+            undo.pop_all()
+        os.close(kept)
         return cls(popen, lifeline, folder, limits)
 
     def ask(self, question: Sequence[bytes | memoryview]) -> tuple[bytearray, bytearray]:
@@ -209,6 +204,20 @@ class Process:
             return ResourceExhausted(f"the source needs more memory than {limit}", "use a machine with more memory")
         name = f"status {status}" if status >= 0 else signal.Signals(-status).name
         return PenstockError(f"the process of the source's framework ended with {name}", told)
+
+
+def _opened(undo: contextlib.ExitStack) -> tuple[Path, int, int]:
+    """A folder and the ends of a pipe, which ``undo`` removes and closes. An interrupt comes before or after, so that none is lost."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="penstock-convert-"))
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        ends = os.pipe()
+        for end in ends:
+            undo.callback(os.close, end)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return folder, *ends
 
 
 def _environment(folder: Path, *, isolated: bool) -> dict[str, str]:
