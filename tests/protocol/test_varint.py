@@ -5,7 +5,7 @@ from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-d
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.varint import read_fields, read_varint, write_varint
+from penstock.protocol.varint import read_fields, read_varint, read_views, write_field, write_number, write_varint
 
 
 @given(st.integers(0, 2**64 - 1), st.binary(max_size=3), st.binary(max_size=3))
@@ -35,8 +35,10 @@ def test_fields_are_read_as_they_were_written(fields: list[tuple[int, int | byte
     data = b""
     for number, value in fields:
         is_text = isinstance(value, bytes)
-        data += write_varint(number << 3 | (2 if is_text else 0)) + write_varint(len(value) if is_text else value)
-        data += value if is_text else b""
+        field = write_varint(number << 3 | (2 if is_text else 0)) + write_varint(len(value) if is_text else value)
+        field += value if is_text else b""
+        assert field == (write_field(number, value[:3], value[3:]) if is_text else write_number(number, value))
+        data += field
         data += write_varint(7 << 3 | 5) + b"1234" + write_varint(9 << 3 | 1) + b"12345678"  # skipped
     found = [(number, bytes(value) if isinstance(value, memoryview) else value) for number, value in read_fields(data)]
     assert found == fields
@@ -46,3 +48,12 @@ def test_fields_are_read_as_they_were_written(fields: list[tuple[int, int | byte
 def test_a_field_that_does_not_fit(data: bytes) -> None:
     with pytest.raises(ValueError, match="wire type|a field of|unterminated"):
         list(read_fields(data))
+
+
+@given(FIELDS, st.integers(1, 1000))
+def test_views_are_the_texts_of_one_field(fields: list[tuple[int, int | bytes]], wanted: int) -> None:
+    fields = [(wanted, b"text"), *fields, (wanted, 7)]
+    data = b"".join(write_field(n, v) if isinstance(v, bytes) else write_number(n, v) for n, v in fields)
+    assert [bytes(view) for view in read_views(data, wanted)] == [
+        value for number, value in fields if number == wanted and isinstance(value, bytes)
+    ]

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from penstock.protocol.varint import read_fields, write_varint
+from penstock.protocol.varint import read_fields, read_views, write_field, write_number, write_varint
 
 _Field = tuple[int, int | memoryview]
 
@@ -68,10 +68,9 @@ def guarded(model: bytes, types: Callable[[bytes], Mapping[str, str]]) -> bytes:
         return model
 
     def infer(names: list[bytes]) -> dict[bytes, int]:
-        outputs = [
-            _field(_OUTPUT, _field(1, name)) for name in names
-        ]  # an output without a type gets the inferred type
-        inferred = types(model + _field(_GRAPH, *outputs))
+        # An output without a type gets the inferred type.
+        outputs = [write_field(_OUTPUT, write_field(1, name)) for name in names]
+        inferred = types(model + write_field(_GRAPH, *outputs))
         return {name: _ORT_TYPES.get(inferred.get(name.decode("utf-8", "replace"), ""), 0) for name in names}
 
     prefix = b"penstock_division_"
@@ -131,16 +130,16 @@ def _with_guarded_bodies(
             name = b"%s%d_%d_" % (prefix, number, len(attribute))
             is_body = part in _GRAPHS and isinstance(inner, memoryview)
             body = _guarded_graph(inner, kinds, name, lambda _: {}, depth + 1) if is_body else None  # type: ignore[arg-type]
-            attribute += _parts(part, inner) if body is None else [_field(part, *body)]
+            attribute += _parts(part, inner) if body is None else [write_field(part, *body)]
             has_changed |= body is not None
         # An attribute with numbers is kept as it is, because read_fields skips floats.
-        written += [_field(field, *attribute)] if has_changed else _parts(field, value)
+        written += [write_field(field, *attribute)] if has_changed else _parts(field, value)
         is_changed |= has_changed
-    return [_field(_NODE, *written)] if is_changed else None
+    return [write_field(_NODE, *written)] if is_changed else None
 
 
 def _kinds(parts: Iterable[_Field]) -> dict[bytes, int]:
-    """The types that a graph declares for its values and initializers."""
+    """The element types of the values and initializers of a graph, as it declares them."""
     kinds = dict(_declared(parts))
     for field, tensor in parts:
         if field == _INITIALIZER and isinstance(tensor, memoryview):
@@ -185,7 +184,10 @@ def _kind(node: _Node, message: memoryview, kinds: Mapping[bytes, int]) -> int:
         return _INT64
     if node.operator == b"Cast":
         to = [
-            value for attribute in _views(message, _ATTRIBUTE) for field, value in read_fields(attribute) if field == 3
+            value
+            for attribute in read_views(message, _ATTRIBUTE)
+            for field, value in read_fields(attribute)
+            if field == 3
         ]
         return next((value for value in to if isinstance(value, int)), 0)
     if node.operator not in _KEEPS | _ARITHMETIC:
@@ -201,11 +203,11 @@ def _may_have_minus_one(constant: memoryview) -> bool:
 
 
 def _declared(parts: Iterable[_Field]) -> Iterator[tuple[bytes, int]]:
-    """The names of values and the numbers of their element types, as far as the graph declares them."""
+    """The types that a graph declares for its values: their names, and the numbers of their element types."""
     for field, value in parts:
         if field in (_INPUT, _OUTPUT, _VALUE_INFO) and isinstance(value, memoryview):
-            for kind in _views(value, 2):
-                for tensor in _views(kind, 1):
+            for kind in read_views(value, 2):
+                for tensor in read_views(kind, 1):
                     yield from (
                         (_text(value, 1), number)
                         for part, number in read_fields(tensor)
@@ -226,12 +228,12 @@ def _guard(node: _Node, message: memoryview, name: bytes, kind: int) -> list[byt
         _operator(b"Add", [node.inputs[1], twice], divisor),
     ]
     is_quotient = node.operator == b"Div"
-    inputs = [_field(_NODE_INPUT, node.inputs[0]), _field(_NODE_INPUT, divisor)]
-    changed: list[bytes | memoryview] = [*inputs, _field(_NODE_OUTPUT, quotient if is_quotient else node.output)]
+    inputs = [write_field(_NODE_INPUT, node.inputs[0]), write_field(_NODE_INPUT, divisor)]
+    changed: list[bytes | memoryview] = [*inputs, write_field(_NODE_OUTPUT, quotient if is_quotient else node.output)]
     for field, value in read_fields(message):
         if field not in (_NODE_INPUT, _NODE_OUTPUT):
             changed += _parts(field, value)
-    nodes.append(_field(_NODE, *changed))
+    nodes.append(write_field(_NODE, *changed))
     if is_quotient:
         nodes += [
             *_constants(one, 1, kind),
@@ -242,26 +244,22 @@ def _guard(node: _Node, message: memoryview, name: bytes, kind: int) -> list[byt
 
 
 def _operator(operator: bytes, inputs: list[bytes], output: bytes, *attribute: bytes) -> bytes:
-    written = [_field(_NODE_INPUT, name) for name in inputs]
-    written += [_field(_NODE_OUTPUT, output), _field(3, output), _field(_OPERATOR, operator)]
-    return _field(_NODE, *written, *([_field(_ATTRIBUTE, *attribute)] if attribute else []))
+    written = [write_field(_NODE_INPUT, name) for name in inputs]
+    written += [write_field(_NODE_OUTPUT, output), write_field(3, output), write_field(_OPERATOR, operator)]
+    return write_field(_NODE, *written, *([write_field(_ATTRIBUTE, *attribute)] if attribute else []))
 
 
 def _constants(name: bytes, value: int, kind: int) -> list[bytes]:
     """The nodes that make the scalar ``name``. Before opset 9, ``Constant`` only makes floats."""
-    tensor = _field(5, _number(_TENSOR_TYPE, _FLOAT), _field(9, struct.pack("<f", value)))
+    tensor = write_field(5, write_number(_TENSOR_TYPE, _FLOAT), write_field(9, struct.pack("<f", value)))
     return [
-        _operator(b"Constant", [], name + b"_float", _field(1, b"value"), tensor, _IS_TENSOR),
+        _operator(b"Constant", [], name + b"_float", write_field(1, b"value"), tensor, _IS_TENSOR),
         _cast(name + b"_float", name, kind),
     ]
 
 
 def _cast(source: bytes, name: bytes, kind: int) -> bytes:
-    return _operator(b"Cast", [source], name, _field(1, b"to"), _number(3, kind), _IS_INTEGER)
-
-
-def _number(field: int, value: int) -> bytes:
-    return write_varint(field << 3) + write_varint(value)
+    return _operator(b"Cast", [source], name, write_field(1, b"to"), write_number(3, kind), _IS_INTEGER)
 
 
 def _node(message: memoryview) -> _Node:
@@ -280,20 +278,11 @@ def _node(message: memoryview) -> _Node:
     return _Node(operator if domain in (b"", b"ai.onnx") else b"", inputs, outputs[0] if outputs else b"")
 
 
-def _views(message: memoryview, wanted: int) -> Iterator[memoryview]:
-    return (value for field, value in read_fields(message) if field == wanted and isinstance(value, memoryview))
-
-
 def _text(message: int | memoryview, field: int) -> bytes:
-    return b"" if isinstance(message, int) else b"".join(_views(message, field))
+    return b"" if isinstance(message, int) else b"".join(read_views(message, field))
 
 
 def _parts(field: int, value: int | memoryview) -> list[bytes | memoryview]:
     if isinstance(value, int):
-        return [_number(field, value)]
+        return [write_number(field, value)]
     return [write_varint(field << 3 | 2) + write_varint(len(value)), value]
-
-
-def _field(number: int, *parts: bytes | memoryview) -> bytes:
-    content = b"".join(parts)
-    return write_varint(number << 3 | 2) + write_varint(len(content)) + content

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.protocol.varint import TAGGED_FLOATS, TAGGED_INTEGERS, TAGS, read_fields, read_varint
+from penstock.protocol.varint import TAGGED_FLOATS, TAGGED_INTEGERS, TAGS, read_varint, read_views
 
 # For each message type of onnx.proto, the fields that can contain tensors, and the type of each of these fields.
 _LEADS: dict[str, dict[int, str]] = {
@@ -30,6 +30,13 @@ _DATA_TYPE, _INTEGER, _FP16 = 2, 3, 10
 _KEY, _VALUE = 1, 2
 """Fields of an entry in a tensor's external data."""
 _GRAPHS = (6, 11)
+_OPERATOR = 4
+"""The field of a node's operator."""
+_RECURRENT = (b"LSTM", b"GRU", b"RNN")
+"""Ends of the names of recurrent operators."""
+
+_KEPT = {("Tensor", _EXTERNAL_DATA), ("Node", _OPERATOR)}
+"""The fields whose values are read."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_DEPTH = 100
@@ -82,11 +89,11 @@ def may_have_half_constants(model: bytes) -> bool:
 def unranked_inputs(model: bytes) -> frozenset[str]:
     """The inputs of ``model`` that are tensors of unknown rank. Raises ValueError if the bytes are not well-formed protobuf."""
     found = set()
-    for graph in _entries(model, 7):
-        for value in _entries(graph, 11):
-            tensors = [tensor for kind in _entries(value, 2) for tensor in _entries(kind, 1)]
-            if tensors and not any(True for tensor in tensors for _ in _entries(tensor, 2)):
-                found.add(b"".join(_entries(value, 1)).decode("utf-8", "surrogateescape"))
+    for graph in read_views(model, 7):
+        for value in read_views(graph, 11):
+            tensors = [tensor for kind in read_views(value, 2) for tensor in read_views(kind, 1)]
+            if tensors and not any(True for tensor in tensors for _ in read_views(tensor, 2)):
+                found.add(b"".join(read_views(value, 1)).decode("utf-8", "surrogateescape"))
     return frozenset(found)
 
 
@@ -94,34 +101,17 @@ def has_recurrence(model: bytes) -> bool:
     """True if ``model`` has an operator LSTM, GRU or RNN, also in the body of another operator or of a function. Raises ValueError
     if the bytes are not well-formed protobuf.
     """
-    if not any(name in model for name in (b"LSTM", b"GRU", b"RNN")):
+    if not any(name in model for name in _RECURRENT):
         return False
-    return any(_has_recurrence(graph, 1, 0) for graph in _entries(model, 7)) or any(
-        _has_recurrence(function, 7, 0) for function in _entries(model, 25)
+    return any(
+        message == "Node" and field == _OPERATOR and isinstance(name, bytes) and name.endswith(_RECURRENT)
+        for message, field, name in _fields(model)
     )
-
-
-def _has_recurrence(graph: memoryview, nodes: int, depth: int) -> bool:
-    """True if ``graph``, whose field ``nodes`` has the nodes, has a recurrent operator."""
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
-    for node in _entries(graph, nodes):
-        if b"".join(_entries(node, 4)).endswith((b"LSTM", b"GRU", b"RNN")):
-            return True
-        for attribute in _entries(node, 5):
-            if any(_has_recurrence(body, 1, depth + 1) for field in _GRAPHS for body in _entries(attribute, field)):
-                return True
-    return False
-
-
-def _entries(message: bytes | memoryview, wanted: int) -> Iterator[memoryview]:
-    """The values of the length-delimited field ``wanted``."""
-    return (value for field, value in read_fields(message) if field == wanted and isinstance(value, memoryview))
 
 
 def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:
     """Yield the fields of all messages that may contain tensors: the type of the message, the field number, and the value if the
-    field is a number or an entry of external data. The numbers of an attribute are left out.
+    field is a number, the name of an operator or an entry of external data. The numbers of an attribute are left out.
     """
     parents: list[tuple[str, int]] = []  # the enclosing messages, each with its type and end
     position, end = 0, len(model)
@@ -146,7 +136,7 @@ def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, in
             raise ValueError(f"wire type {wire_type} at byte {position}")
         if field == 0 or position + size > end:
             raise ValueError(f"invalid field {field} of {size} bytes at byte {position} of {end}")
-        if wire_type == _LENGTH and (message == "Entry" or (message, field) == ("Tensor", _EXTERNAL_DATA)):
+        if wire_type == _LENGTH and (message == "Entry" or (message, field) in _KEPT):
             value = model[position : position + size]
         yield message, field, value
         inner = _LEADS[message].get(field) if wire_type == _LENGTH else None

@@ -25,6 +25,17 @@ def write_varint(number: int) -> bytes:
     return bytes(digits)
 
 
+def write_number(field: int, number: int) -> bytes:
+    """Encode the field ``field`` with ``number`` (>= 0)."""
+    return write_varint(field << 3 | _VARINT) + write_varint(number)
+
+
+def write_field(field: int, *parts: bytes | memoryview) -> bytes:
+    """Encode the field ``field``, a length-delimited value that consists of ``parts``."""
+    content = b"".join(parts)
+    return write_varint(field << 3 | _LENGTH) + write_varint(len(content)) + content
+
+
 def read_varint(data: bytes | bytearray | memoryview, position: int, end: int) -> tuple[int, int]:
     """The number at ``position``, and the position after it. Raises ValueError if the number extends beyond ``end`` or ten bytes."""
     value = 0
@@ -61,3 +72,8 @@ def read_fields(message: bytes | memoryview) -> Iterator[tuple[int, int | memory
         if tag & 7 == _LENGTH:
             yield tag >> 3, data[position : position + size]
         position += size
+
+
+def read_views(message: bytes | memoryview, wanted: int) -> Iterator[memoryview]:
+    """The length-delimited values of the field ``wanted``. Raises ValueError if the message is not well-formed."""
+    return (value for field, value in read_fields(message) if field == wanted and isinstance(value, memoryview))

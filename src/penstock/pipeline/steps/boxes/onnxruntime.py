@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import onnxruntime as ort
 
-from penstock.protocol.varint import write_varint
+from penstock.protocol.varint import write_field, write_number
 from penstock.tensor import Array, DataType
 
 _ABOVE = np.zeros(1, np.float32)
@@ -42,14 +42,12 @@ def _session() -> ort.InferenceSession:
 def _model() -> bytes:
     """A ModelProto with one node, written as protobuf, because the package ``onnx`` is not part of an installation for inference."""
     names = [name.encode() for name in _INPUTS]
-    node = b"".join(_field(1, name) for name in names) + _field(2, b"kept") + _field(4, b"NonMaxSuppression")
-    types = [_field(2, _field(1, _field(1, datatype.onnx))) for datatype in _INPUTS.values()]
-    values = b"".join(_field(11, _field(1, name) + type_) for name, type_ in zip(names, types, strict=True))
-    graph = _field(1, node) + _field(2, b"nms") + values + _field(12, _field(1, b"kept"))
-    return _field(1, 8) + _field(7, graph) + _field(8, _field(2, 11))
-
-
-def _field(number: int, content: bytes | int) -> bytes:
-    if isinstance(content, int):
-        return write_varint(number << 3) + write_varint(content)
-    return write_varint(number << 3 | 2) + write_varint(len(content)) + content
+    node = (
+        b"".join(write_field(1, name) for name in names)
+        + write_field(2, b"kept")
+        + write_field(4, b"NonMaxSuppression")
+    )
+    types = [write_field(2, write_field(1, write_number(1, datatype.onnx))) for datatype in _INPUTS.values()]
+    values = b"".join(write_field(11, write_field(1, name) + type_) for name, type_ in zip(names, types, strict=True))
+    graph = write_field(1, node) + write_field(2, b"nms") + values + write_field(12, write_field(1, b"kept"))
+    return write_number(1, 8) + write_field(7, graph) + write_field(8, write_number(2, 11))
