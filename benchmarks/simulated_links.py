@@ -87,7 +87,7 @@ def changing_world(rng: random.Random) -> World:
 
 def play(world: World, calls: int, seed: int) -> Outcome:
     """Place ``calls`` calls, one after another, and measure the other side in the background as ``OffloadedModel`` does."""
-    rng, placement = random.Random(seed), SideChoice()
+    rng, choice = random.Random(seed), SideChoice()
     now, sums, sides = 0.0, [0.0] * 4, list[Side]()
     pairs: list[tuple[float, float]] = []
     probing: list[tuple[float, Side, float]] = []
@@ -96,18 +96,18 @@ def play(world: World, calls: int, seed: int) -> Outcome:
     def settle(until: float) -> None:
         while probing and probing[0][0] <= until:
             at, side, seconds = heapq.heappop(probing)
-            placement.measured(side, _SIZE, seconds, at)
+            choice.measured(side, _SIZE, seconds, at)
 
     def probe(side: Side, draw: Callable[[], float]) -> None:
-        if not probing and placement.is_probe_due(side, now):
-            placement.started(side, now)
+        if not probing and choice.is_probe_due(side, now):
+            choice.started(side, now)
             seconds = draw()
             probes[side] += seconds
             heapq.heappush(probing, (now + seconds, side, seconds))
 
     for call in range(calls):
         device, server = world.device(rng), world.server(rng, call)
-        plan = placement.plan(_SIZE)
+        plan = choice.plan(_SIZE)
         sides.append(plan.first)
         if plan.first is Side.DEVICE:
             probe(Side.SERVER, lambda call=call: world.server(rng, call))  # type: ignore[misc]
@@ -115,9 +115,9 @@ def play(world: World, calls: int, seed: int) -> Outcome:
         now += waited
         settle(now)
         if plan.first is Side.SERVER:
-            placement.measured(Side.SERVER, _SIZE, waited, now)
+            choice.measured(Side.SERVER, _SIZE, waited, now)
         if plan.first is Side.DEVICE or waited < server:
-            placement.measured(Side.DEVICE, _SIZE, device, now)
+            choice.measured(Side.DEVICE, _SIZE, device, now)
         if plan.first is Side.SERVER and server <= plan.device_after_s:
             probe(Side.DEVICE, lambda: world.device(rng))
         if call >= _LEARNING:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import runpy
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -22,23 +20,6 @@ from commands import Command
 from penstock.pipeline.value import ValueType
 from penstock.runtime import Pipeline
 from processes import ServerProcess
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-@contextmanager
-def script(path: str) -> Iterator[dict[str, Any]]:
-    """The names of the script ``path`` below ``examples/``. The modules of its folder can be imported within the context."""
-    before = set(sys.modules)
-    folder = str((EXAMPLES / path).parent)
-    sys.path.insert(0, folder)
-    try:
-        yield runpy.run_path(str(EXAMPLES / path))
-    finally:
-        sys.path.remove(folder)
-        for name in sys.modules.keys() - before:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
-                del sys.modules[name]
 
 
 def close(found: Any, expected: Any) -> bool:

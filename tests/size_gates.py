@@ -35,7 +35,7 @@ ROOM_LINES = {
     "online/server": 15_986,
     "perf": 2_985,
     "pipeline": 8_482,
-    "protocol": 470,
+    "protocol": 472,
     "rows": 2_227,
     "runtime": 560,
     "samples": 1_750,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import runpy
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,27 +11,26 @@ from typing import Any
 import numpy as np
 import soundfile
 
+from benchmarks.pipelines.scripts import script
 from penstock.pipeline.value import Value
 from penstock.pipeline.video import read_frames
 from penstock.tensor import Array
 
-_EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 def trained(folder: Path, count: int) -> dict[str, tuple[Path, Sequence[Value]]]:
     """The bundle and ``count`` items of each example. The models are trained briefly, so their answers are poor, but not trivial."""
-    with _script("text_classes/libraries.py") as example:
+    with script("text_classes/libraries.py") as example:
         texts, _ = example["write"](folder / "text_classes", epochs=1)
         known, _ = example["sentences"]()
     sentences = [one.text for one in known[:: len(known) // count][:count]]
-    with _script("sound_classes/sounds.py") as example:
+    with script("sound_classes/sounds.py") as example:
         sounds = example["write"](folder / "sound_classes", count=120, epochs=2)
         waves, _ = example["some"](count, 3, (-20, 10))
         rate = example["RATE"]
-    with _script("ocr/ocr.py") as example:
+    with script("ocr/ocr.py") as example:
         ocr = example["write"](folder / "ocr", 20, 40, 120)
         pages = [example["page"](10**6 + seed) for seed in range(count // 2)]
-    with _script("video_quality/quality.py") as example:
+    with script("video_quality/quality.py") as example:
         quality = example["write"](folder / "video_quality", count=60, epochs=1)
     clip = islice(read_frames(folder / "video_quality" / "clip.mp4"), count)
     return {
@@ -56,17 +52,3 @@ def _first_line(page: Any) -> Array:
 def _wav(wave: Any, rate: int) -> bytes:
     soundfile.write(file := io.BytesIO(), wave, rate, format="WAV", subtype="FLOAT")
     return file.getvalue()
-
-
-@contextmanager
-def _script(path: str) -> Iterator[dict[str, Any]]:
-    """The names of the script ``path`` below ``examples/``. The modules of its folder can be imported within the context."""
-    before, folder = set(sys.modules), str((_EXAMPLES / path).parent)
-    sys.path.insert(0, folder)
-    try:
-        yield runpy.run_path(str(_EXAMPLES / path))
-    finally:
-        sys.path.remove(folder)
-        for name in sys.modules.keys() - before:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
-                del sys.modules[name]

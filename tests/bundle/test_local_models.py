@@ -97,8 +97,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads of each copy that is loaded."""
     found: list[int] = []
 
-    def counted(bundle: Any, variant: Any, threads: int, limits: Any) -> Iterator[Any]:
-        for copy in load_copies(bundle, variant, threads, limits):
+    def counted(bundle: Any, variant: Any, count: int, threads: int, limits: Any) -> Iterator[Any]:
+        for copy in load_copies(bundle, variant, count, threads, limits):
             found.append(threads)
             yield copy
 
@@ -138,13 +138,13 @@ def test_limits_hold_for_the_copies(bundle: Path, loads: list[int]) -> None:
 def test_each_copy_is_checked(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[FakeModel] = []
 
-    def load(opened: Any, variant: Any, threads: int, limits: Any) -> Iterator[FakeModel]:
-        right = next(load_copies(opened, variant, threads, limits))
+    def load(opened: Any, variant: Any, count: int, threads: int, limits: Any) -> Iterator[FakeModel]:
+        right = next(load_copies(opened, variant, count, threads, limits))
 
         def wrong(inputs: Mapping[str, Array]) -> dict[str, Array]:
             return {name: array * np.float32(1.5) for name, array in right.forward(inputs).items()}
 
-        for forward in (right.forward, right.forward, right.forward, wrong):
+        for forward in (right.forward, right.forward, right.forward, wrong)[:count]:
             models.append(FakeModel(forward=forward))
             yield models[-1]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.pipelines.scripts import script
 from browsers import PATIENCE_S, Browser
-from example_pipelines import script
 from penstock.runtime import Pipeline
 from real import require
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.pipelines.scripts import script
 from commands import Command
-from example_pipelines import same_answers, script
+from example_pipelines import same_answers
 
 
 def test_pictures_in_labels_out(penstock: Command, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.pipelines.scripts import script
 from commands import Command
-from example_pipelines import same_answers, script
+from example_pipelines import same_answers
 from penstock.pipeline.steps.boxes.draw import Draw
 from penstock.runtime import Pipeline
 

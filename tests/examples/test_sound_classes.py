@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.pipelines.scripts import script
 from commands import Command
-from example_pipelines import same_answers, script
+from example_pipelines import same_answers
 from penstock.runtime import Pipeline
 
 pytest.importorskip("torch", reason="the classifier is trained with torch")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pipelines.scripts import script
 from commands import Command
-from example_pipelines import same_answers, script
+from example_pipelines import same_answers
 
 pytest.importorskip("torch", reason="the classifier is trained with torch")
 pytest.importorskip("tokenizers", reason="the tokenizer is trained with tokenizers")

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.pipelines.scripts import script
 from commands import Command
-from example_pipelines import same_answers, script
+from example_pipelines import same_answers
 from penstock.pipeline.video import read_frames
 from penstock.runtime import Pipeline
 

@@ -52,28 +52,28 @@ def test_a_change_is_followed_within_a_number_of_calls(slow: float, fast: float)
 
 
 def test_a_call_to_the_server_counts_until_the_device_has_answered() -> None:
-    placement = SideChoice()
+    choice = SideChoice()
     for _ in range(10):
-        placement.measured(Side.DEVICE, 1, 0.1, 0)
-        placement.measured(Side.SERVER, 1, 0.01, 0)
-    placement.measured(Side.SERVER, 1, 60.0, 0)
+        choice.measured(Side.DEVICE, 1, 0.1, 0)
+        choice.measured(Side.SERVER, 1, 0.01, 0)
+    choice.measured(Side.SERVER, 1, 60.0, 0)
     late_s = 2 * 0.01 + 0.005 + 0.1
-    assert placement.predicted(1)[1] == pytest.approx((9 * 0.01 + late_s) / 10)
+    assert choice.predicted(1)[1] == pytest.approx((9 * 0.01 + late_s) / 10)
 
 
 def test_a_refusal_forever_outlives_later_answers_and_failures() -> None:
-    placement = SideChoice()
-    placement.failed("another model", 0, forever=True)
-    placement.answered()
-    placement.failed("cut", 1)
-    assert placement.server_error
-    assert not placement.is_probe_due(Side.SERVER, 1e9)
+    choice = SideChoice()
+    choice.failed("another model", 0, forever=True)
+    choice.answered()
+    choice.failed("cut", 1)
+    assert choice.server_error
+    assert not choice.is_probe_due(Side.SERVER, 1e9)
 
 
 def test_a_failure_is_retried_after_its_time_and_forgotten_after_an_answer() -> None:
-    placement = SideChoice()
-    placement.failed("cut", 0)
-    assert not placement.is_probe_due(Side.SERVER, 0.4)
-    assert placement.is_probe_due(Side.SERVER, 0.5)
-    placement.answered()
-    assert not placement.server_error
+    choice = SideChoice()
+    choice.failed("cut", 0)
+    assert not choice.is_probe_due(Side.SERVER, 0.4)
+    assert choice.is_probe_due(Side.SERVER, 0.5)
+    choice.answered()
+    assert not choice.server_error

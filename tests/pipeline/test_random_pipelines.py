@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -21,16 +20,6 @@ from random_chains import MAP_SIZES
 from random_pipelines import RandomPipeline
 
 SEEDS = 80
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[StepProcess]:
-    process = StepProcess()
-    try:
-        process.wait()
-        yield process
-    finally:
-        process.close()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))

@@ -71,10 +71,12 @@ def load_variant(
     return LocalVariant(engine.load(artifact, options), variant, memory_bytes, threads)
 
 
-def load_copies(bundle: Bundle, variant: Variant, threads: int, limits: DeviceLimits) -> Iterator[LoadedModel]:
-    """Load copies of ``variant`` with ``threads`` threads each, as they are taken. Raises the errors of the engine."""
+def load_copies(
+    bundle: Bundle, variant: Variant, count: int, threads: int, limits: DeviceLimits
+) -> Iterator[LoadedModel]:
+    """Load ``count`` copies of ``variant`` with ``threads`` threads each, as they are taken. Raises the errors of the engine."""
     engine, artifact = get_engine(variant.engine), bundle.artifact(variant)
-    while True:
+    for _ in range(count):
         yield engine.load(artifact, _options(variant, threads, limits, shares_cores=True))
 
 

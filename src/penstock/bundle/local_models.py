@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -136,9 +135,7 @@ class LocalModels:
             for name, plan in self._plans.items():
                 one, found = self._loaded[name], list[LocalModel]()
                 calls = 0 if one.loaded.reentrant and plan.threads == 1 else 1
-                for copy in islice(
-                    load_copies(bundle.models[name], one.variant, plan.threads, self._limits), plan.copies
-                ):
+                for copy in load_copies(bundle.models[name], one.variant, plan.copies, plan.threads, self._limits):
                     self._copies.append(copy)
                     found.append(msgspec.structs.replace(self.single[name], forward=copy.forward, calls=calls))
                 copies[name] = found

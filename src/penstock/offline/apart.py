@@ -98,19 +98,13 @@ class Apart:
         if self._process is None:
             with tempfile.TemporaryFile() as told:
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        "-m",
-                        "penstock.offline.apart",
-                    ],  # -P: import nothing from the working directory
+                    # -P: import nothing from the working directory
+                    [sys.executable, "-P", "-m", "penstock.offline.apart"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=told,
-                    env={
-                        **os.environ,
-                        "OPENBLAS_NUM_THREADS": "1",
-                    },  # no threads before a model has some, see ``forked``
+                    # no threads before a model has some, see ``forked``
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 )
                 assert self._process.stdout is not None
                 is_started = select.select([self._process.stdout], [], [], _PATIENCE_S)[0]

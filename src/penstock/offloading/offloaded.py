@@ -74,10 +74,10 @@ class OffloadedModel:
     ) -> None:
         self.counts = Counts()
         self._device, self._server, self._options, self._now = device, server, options, now
-        self._placement = SideChoice()
+        self._choice = SideChoice()
         self._is_checked = False
         """True after the server's signature was compared."""
-        self._state = threading.Lock()  # of the counts and the placement
+        self._state = threading.Lock()  # of the counts and the choice
         self._device_turn = threading.Lock()  # a model may not be reentrant
         self._workers = ThreadPoolExecutor(2, "penstock-offload-device")
         self._probing = threading.Semaphore(1)
@@ -89,7 +89,7 @@ class OffloadedModel:
     @property
     def server_error(self) -> str:
         """Why the server is not used now; empty if it is."""
-        return self._placement.server_error
+        return self._choice.server_error
 
     def infer(self, inputs: Mapping[str, Array], deadline_ms: float | None = None) -> Outputs:
         """Run once. The deadline only decides the side; a late answer is still returned.
@@ -119,7 +119,7 @@ class OffloadedModel:
         """The predicted time of a call with ``inputs`` on each side, in milliseconds; None if it was never measured."""
         size = _bytes({name: np.asarray(array) for name, array in inputs.items()})
         with self._state:
-            found = self._placement.predicted(size)
+            found = self._choice.predicted(size)
         return {side.value: None if one is None else one * 1e3 for side, one in zip(Side, found, strict=True)}
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class OffloadedModel:
             memory is not None and memory < options.low_memory
         )
         with self._state:
-            return self._placement.plan(size, None if deadline_ms is None else deadline_ms / 1e3, spare)
+            return self._choice.plan(size, None if deadline_ms is None else deadline_ms / 1e3, spare)
 
     def _from_server(self, arrays: dict[str, Array], size: int, plan: Plan) -> Outputs:
         """The server's answer, or the device's if the server fails, or is late and the device is earlier."""
@@ -191,7 +191,7 @@ class OffloadedModel:
     def _ask(self, arrays: Mapping[str, Array], size: int) -> Future[Outputs]:
         start = self._now()
         with self._state:
-            self._placement.started(Side.SERVER, start)
+            self._choice.started(Side.SERVER, start)
         answer = self._server.infer(arrays)
         answer.add_done_callback(partial(self._asked, size, start))
         return answer
@@ -203,20 +203,20 @@ class OffloadedModel:
         if error is None:
             self._measured(Side.SERVER, size, self._now() - start)
             with self._state:
-                self._placement.answered()
+                self._choice.answered()
         elif not isinstance(error, InvalidArgument):
             with self._state:
-                self._placement.failed(str(error), self._now())
+                self._choice.failed(str(error), self._now())
 
     def _measured(self, side: Side, size: int, seconds: float) -> None:
         with self._state:
-            self._placement.measured(side, size, seconds, self._now())
+            self._choice.measured(side, size, seconds, self._now())
 
     def _probe(self, side: Side, arrays: dict[str, Array], size: int) -> Future[Outputs] | None:
         """Start a call in the background, if one is due."""
         now = self._now()
         with self._state:
-            due = self._placement.is_probe_due(side, now)
+            due = self._choice.is_probe_due(side, now)
         if not due or not self._probing.acquire(blocking=False):
             return None
         self._count("probes")
@@ -253,7 +253,7 @@ class OffloadedModel:
 
     def _refuse(self, error: PenstockError, *, forever: bool) -> None:
         with self._state:
-            self._placement.failed(str(error), self._now(), forever=forever)
+            self._choice.failed(str(error), self._now(), forever=forever)
         _log.warning("the server at %s is not used: %s", self._server.address.url, error)
 
     def _count(self, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -16,17 +16,6 @@ from penstock.pipeline.streaming.step_process import StepProcess
 from random_functions import Plain, number
 
 SLOW, FAST = [0.01] * 8, [0.001] * 8
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[StepProcess]:
-    process = StepProcess()
-    try:
-        process.wait()
-        yield process
-    finally:
-        process.close()
-        process.close()  # idempotent
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,8 @@ class PipelineScheduler(GraphScheduler):
         number = passing.number
         self._requests[number] = msgspec.structs.replace(passing.request, inputs={}, parameters={})
         outputs = passing.request.outputs
-        passing.request = msgspec.structs.replace(
-            passing.request, outputs=()
-        )  # the run leaves out optional ones that are absent
+        # The run leaves out optional outputs that are absent.
+        passing.request = msgspec.structs.replace(passing.request, outputs=())
         passing.run = _Item(
             self._line, passing.item, outputs, lambda told: self.on_loop(partial(self._ended, passing, told))
         )

@@ -112,9 +112,9 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
     A frame with rotation is turned upright. Interlaced frames and HDR colours are kept as they are.
 
     Raises NotFound; InvalidInput if the file is no video, is damaged or truncated, or has frames that are too large. The frames before
-    the damage are returned first, except a few that the decoder's threads may lose. Truncation cannot be noticed in a container
-    without a duration, such as MPEG-TS; nor can damage that leaves the header of a valid clip, such as one with another frame rate, or
-    of a fragment. docs/howto/video.md lists what is noticed in each format.
+    the damage are returned first, except a few that the decoder's threads may lose. Some damage cannot be noticed: truncation in a
+    container without a duration, such as MPEG-TS, and headers that still describe a valid clip or fragment, such as one with another
+    frame rate. docs/howto/video.md lists what is noticed in each format.
     """
     sampling = sampling or Sampling()
     reformatter, counted, tick = VideoReformatter(), 0, sampling.start
@@ -133,7 +133,7 @@ def read_frames(path: Path, sampling: Sampling | None = None) -> Iterator[Frame]
 
 def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
     """Times and frames at or after ``start``. Seeks if that leads to a frame before ``start``, otherwise decodes all frames."""
-    if sampling.start and _can_seek(path):
+    if sampling.start:
         frames = _decode(path, sampling, sampling.start)
         try:
             first = next(frames, None)
@@ -146,13 +146,10 @@ def _decoded(path: Path, sampling: Sampling) -> Iterator[tuple[float, Any]]:
     yield from (each for each in _decode(path, sampling, 0) if each[0] >= sampling.start)
 
 
-def _can_seek(path: Path) -> bool:
-    with closing(_opened(path)) as container:
-        return not _is_numbered(container, _stream(container, path))
-
-
 def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[float, Any]]:
-    """Times and frames from the last key frame at or before ``seek_s``. Raises InvalidInput."""
+    """Times and frames from the last key frame at or before ``seek_s``, or from the start if frames are numbered. Raises
+    InvalidInput.
+    """
     count, ended, last = 0, 0.0, None
     with closing(_opened(path)) as container:
         stream = _stream(container, path)
@@ -164,9 +161,9 @@ def _decode(path: Path, sampling: Sampling, seek_s: float) -> Iterator[tuple[flo
         base, origin = stream.time_base, stream.start_time or 0
         try:
             samples = _Samples(container, stream, path)
-            if seek_s:
+            if is_sought := seek_s > 0 and not _is_numbered(container, stream):
                 container.seek(origin + math.floor(seek_s / base), stream=stream, backward=True)
-            for frame in chain.from_iterable(packet.decode() for packet in samples.packets(seek_s > 0)):
+            for frame in chain.from_iterable(packet.decode() for packet in samples.packets(is_sought)):
                 seconds = _seconds(samples.time(frame), stream, count, origin)
                 if frame.is_corrupt:
                     raise InvalidInput(f"{_name(path)} is damaged or truncated at {seconds:.3f} s")

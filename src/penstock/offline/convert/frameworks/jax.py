@@ -308,9 +308,8 @@ def _is_close(proto: onnx.ModelProto, sample: Mapping[str, Array], expected: Map
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ERRORS
-    options.graph_optimization_level = (
-        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    )  # some end the process, in FP16
+    # Some optimisations end the process, in FP16.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     taken = {one.name: sample[one.name] for one in session.get_inputs()}
     for (name, want), got in zip(expected.items(), session.run(list(expected), taken), strict=True):
