@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -37,7 +38,7 @@ def boxes_of(value: Value, *, quads: bool = False) -> Array:
     if not is_quads and (boxes.ndim != 2 or boxes.shape[1] != 4):
         also = " or [n, 4, 2]" if quads else ""
         raise InvalidInput(f"'boxes' has the shape {list(boxes.shape)}, not [n, 4]{also}")
-    if not np.isfinite(boxes).all():
+    if boxes.size and not -math.inf < boxes.item(boxes.argmin()) <= boxes.item(boxes.argmax()) < math.inf:
         raise InvalidInput("'boxes' contains NaN or infinity", "check the model's inputs: they may be NaN or infinite")
     return boxes
 

@@ -12,7 +12,7 @@ from penstock.errors import InvalidInput
 from penstock.pipeline.steps.base import Step, wrong_type
 from penstock.pipeline.steps.boxes.arrays import DETECTIONS, boxes_of, check_array
 from penstock.pipeline.steps.boxes.heads import Probability
-from penstock.pipeline.steps.boxes.onnxruntime import non_max
+from penstock.pipeline.steps.kernels import non_max
 from penstock.pipeline.steps.scores.labels import comparable
 from penstock.pipeline.steps.scores.ranking import descending
 from penstock.pipeline.value import Value, ValueType
@@ -63,10 +63,13 @@ class Nms(Step, frozen=True, kw_only=True):
         return {"boxes": boxes.take(kept, 0), "scores": scores.take(kept), "classes": names}
 
     def _kept(self, boxes: Array, scores: Array, classes: Array | None) -> Array:
-        order, ranks = descending(scores), np.arange(len(scores), 0, -1, dtype=np.float32)
-        boxes = boxes.take(order, 0)
+        order = descending(scores)
+        if len(order) < 2:
+            return order
+        ranks, boxes = np.arange(len(order), 0, -1, dtype=np.float32), boxes.take(order, 0)
         # A box with a negative side overlaps none. ONNX would swap its corners.
-        np.maximum(boxes[:, 2:], boxes[:, :2], out=boxes[:, 2:])
+        ends = boxes[:, 2:]
+        np.maximum(ends, boxes[:, :2], out=ends)
         if classes is None or (classes == classes[:1]).all():
             return order.take(non_max(boxes, ranks[None], self.iou, self.max_boxes))
         names, members = np.unique(classes.take(order), return_inverse=True)

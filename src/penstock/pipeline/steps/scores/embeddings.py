@@ -101,8 +101,8 @@ class L2Normalise(Step, frozen=True, kw_only=True):
         """True if all lengths are at least ``epsilon``, and no square was too large or too small for its datatype."""
         if not squares.size:
             return False
-        least, most = squares.item(squares.argmin()), squares.item(squares.argmax())
-        return max(self.epsilon, _EPSILON) <= math.sqrt(least) and most < math.inf
+        epsilon = self.epsilon if self.epsilon > _EPSILON else _EPSILON
+        return squares.item(squares.argmin()) >= epsilon * epsilon and squares.item(squares.argmax()) < math.inf
 
     def _scaled(self, vectors: Array) -> Array:
         """The vectors of length 1, computed in FP64 from vectors that are multiplied by powers of two."""

@@ -111,8 +111,8 @@ def _best(scores: Array, k: int) -> Array:
 def descending(scores: Array) -> Array:
     """The order of ``scores`` from the highest to the lowest. Equal scores keep their order."""
     if scores.dtype.kind == "f":
-        return np.argsort(-scores, kind="stable")
-    order: Array = np.argsort(scores[::-1], kind="stable")[::-1]
+        return (-scores).argsort(kind="stable")
+    order: Array = scores[::-1].argsort(kind="stable")[::-1]
     return scores.size - 1 - order
 
 
