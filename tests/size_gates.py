@@ -34,7 +34,7 @@ ROOM_LINES = {
     "online/scheduler": 3_050,
     "online/server": 15_986,
     "perf": 2_985,
-    "pipeline": 8_482,
+    "pipeline": 8_582,
     "protocol": 472,
     "rows": 2_227,
     "runtime": 560,

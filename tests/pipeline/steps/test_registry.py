@@ -36,3 +36,16 @@ def test_the_table_imports_no_library_of_a_step() -> None:
     code = "import sys, penstock.pipeline.steps.registry; print({'cv2', 'PIL', 'soundfile', 'tokenizers'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(("step", "library"), [("resize", "cv2"), ("draw", "PIL"), ("decode_image", "simplejpeg")])
+def test_a_step_without_its_library_names_the_extra(step: str, library: str) -> None:
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from penstock.errors import Unsupported\n"
+        "from penstock.pipeline.steps.registry import step_class\n"
+        f"try: step_class({step!r})\n"
+        "except Unsupported as error: print(error.hint)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "pip install 'penstock[images]'"

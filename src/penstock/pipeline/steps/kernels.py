@@ -89,12 +89,15 @@ def _model(operator: str, inputs: tuple[str, ...], constants: Mapping[str, Array
     """A ModelProto with one node, written as protobuf, because the package ``onnx`` is not part of an installation for inference."""
     names = b"".join(write_field(1, name.encode()) for name in (*inputs, *constants))
     node = names + write_field(2, _OUTPUT.encode()) + write_field(4, operator.encode())
-    tensors = b"".join(
-        write_field(5, write_number(2, DataType.from_numpy(value.dtype).onnx), write_field(8, name.encode()), write_field(9, value.tobytes()))
-        for name, value in constants.items()
-    )
+    tensors = b"".join(write_field(5, _tensor(name, value)) for name, value in constants.items())
     real = write_field(2, write_field(1, write_number(1, DataType.FP32.onnx)))
     values = b"".join(write_field(11, write_field(1, name.encode()), real) for name in inputs)
     graph = write_field(1, node) + write_field(2, operator.encode()) + tensors + values
     graph += write_field(12, write_field(1, _OUTPUT.encode()))
     return write_number(1, 8) + write_field(7, graph) + write_field(8, write_number(2, _OPSET))
+
+
+def _tensor(name: str, value: Array) -> bytes:
+    """A TensorProto of a number."""
+    datatype = write_number(2, DataType.from_numpy(value.dtype).onnx)
+    return datatype + write_field(8, name.encode()) + write_field(9, value.tobytes())

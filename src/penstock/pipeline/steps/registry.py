@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from penstock.config import did_you_mean
-from penstock.errors import InvalidConfig
+from penstock.errors import InvalidConfig, Unsupported
 from penstock.pipeline.steps.base import Step
 
 _STEPS = {
@@ -52,10 +52,19 @@ _STEPS = {
 NAMES = tuple(sorted(_STEPS))
 
 
+_PICTURES = frozenset({"cv2", "PIL", "simplejpeg"})
+"""Libraries of the extra ``images``."""
+
+
 def step_class(name: str) -> type[Step]:
-    """The class of the step ``name``. Raises InvalidConfig if there is none."""
+    """The class of the step ``name``. Raises InvalidConfig if there is none, and Unsupported if its library is missing."""
     if name not in _STEPS:
         raise InvalidConfig(f"there is no step '{name}'", did_you_mean(name, NAMES))
     module, _, attribute = _STEPS[name].partition(":")
-    found: type[Step] = getattr(import_module(f"penstock.pipeline.steps.{module}"), attribute)
+    try:
+        found: type[Step] = getattr(import_module(f"penstock.pipeline.steps.{module}"), attribute)
+    except ModuleNotFoundError as missing:
+        if missing.name not in _PICTURES:
+            raise
+        raise Unsupported(f"step '{name}' needs {missing.name}", "pip install 'penstock[images]'") from missing
     return found

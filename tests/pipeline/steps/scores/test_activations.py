@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from penstock.errors import InvalidConfig
-from penstock.pipeline.steps.scores import activations
+from penstock.pipeline.steps import kernels
 from penstock.pipeline.steps.scores.activations import Sigmoid, Softmax, sigmoid, softmax
 from penstock.pipeline.value import TEXT, ValueType
 
@@ -87,7 +87,8 @@ def exact_softmax(logits: np.ndarray, axis: int = -1) -> np.ndarray:
     """The definition, in FP64."""
     with np.errstate(invalid="ignore"):
         found: np.ndarray = np.exp(logits.astype(float) - logits.max(axis, keepdims=True))
-    return found / found.sum(axis, keepdims=True)
+    found /= found.sum(axis, keepdims=True)
+    return found
 
 
 def rows(count: int, length: int, seed: int, special: bool) -> np.ndarray:
@@ -140,8 +141,8 @@ def test_softmax_where_the_operator_loses_small_results(monkeypatch: pytest.Monk
         found[found < 2e-38] = 0
         return found
 
-    monkeypatch.setattr(activations.kernels, "softmax", flushed)
-    monkeypatch.setattr(activations.kernels, "keep_subnormals", lambda: False)
+    monkeypatch.setattr(kernels, "softmax", flushed)
+    monkeypatch.setattr(kernels, "keep_subnormals", lambda: False)
     logits = np.array([[0, 1, 2], [0, -95, 1], [np.nan, 0, 1], [0, -np.inf, 1]], np.float32)
     with np.errstate(invalid="ignore"):
         found = softmax(logits)
@@ -152,7 +153,6 @@ def test_softmax_where_the_operator_loses_small_results(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("operator", ["softmax", "exp"])
 def test_an_operator_that_loses_nan_is_not_used(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = activations.kernels
     lost = getattr(kernels, operator)
     monkeypatch.setattr(kernels, operator, lambda numbers: lost(np.nan_to_num(numbers)))
     kernels.keep_nan.cache_clear()
@@ -170,13 +170,15 @@ def test_an_operator_that_loses_nan_is_not_used(operator: str, monkeypatch: pyte
 @pytest.mark.parametrize("count", [1, 7, 100, 15_999, 16_000, 16_077, 50_000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sigmoid_is_exact_for_any_logit(count: int, dtype: type) -> None:
-    logits = np.random.default_rng(count).uniform(-87, 100, (1, count)).astype(dtype)
+    logits: np.ndarray = np.random.default_rng(count).uniform(-87, 100, (1, count)).astype(dtype)
     with np.errstate(over="ignore"):
         wanted = 1 / (1 + np.exp(-logits.astype(np.longdouble)))
-    for given in (logits, logits.T, logits.reshape(-1), np.repeat(logits, 2, 1)[:, ::2]):
-        found = sigmoid(given)
-        assert found.shape == given.shape
-        np.testing.assert_allclose(found.reshape(1, -1), wanted.astype(float), rtol=3e-7 if dtype is np.float32 else 1e-15)
+    for view in (logits, logits.T, logits.reshape(-1), np.repeat(logits, 2, 1)[:, ::2]):
+        found = sigmoid(view)
+        assert found.shape == view.shape
+        np.testing.assert_allclose(
+            found.reshape(1, -1), wanted.astype(float), rtol=3e-7 if dtype is np.float32 else 1e-15
+        )
 
 
 @pytest.mark.filterwarnings("error")

@@ -102,7 +102,8 @@ class L2Normalise(Step, frozen=True, kw_only=True):
         if not squares.size:
             return False
         epsilon = self.epsilon if self.epsilon > _EPSILON else _EPSILON
-        return squares.item(squares.argmin()) >= epsilon * epsilon and squares.item(squares.argmax()) < math.inf
+        least, most = float(squares.item(squares.argmin())), float(squares.item(squares.argmax()))
+        return epsilon * epsilon <= least and most < math.inf
 
     def _scaled(self, vectors: Array) -> Array:
         """The vectors of length 1, computed in FP64 from vectors that are multiplied by powers of two."""
